@@ -1,0 +1,55 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! Memory of the kernel build: kvmalloc, since a bitmap or a ring of records can be
+//! larger than what the page allocator hands out in one piece.
+
+#![forbid(unsafe_code)]
+
+use ::kernel::alloc::{flags::GFP_KERNEL, KBox, KVVec};
+
+pub use ::kernel::alloc::AllocError;
+
+/// A value on the heap.
+pub type Box<T> = KBox<T>;
+
+/// Moves `value` to the heap.
+pub fn try_box<T>(value: T) -> Result<Box<T>, AllocError> {
+    KBox::new(value, GFP_KERNEL)
+}
+
+/// The vector below [`super::Vec`].
+pub struct RawVec<T>(KVVec<T>);
+
+impl<T> RawVec<T> {
+    pub(super) const fn new() -> Self {
+        Self(KVVec::new())
+    }
+
+    pub(super) fn try_reserve_more(&mut self, additional: usize) -> Result<(), AllocError> {
+        self.0.reserve(additional, GFP_KERNEL)
+    }
+
+    pub(super) fn push_within(&mut self, value: T) -> Result<(), T> {
+        self.0.push_within_capacity(value).map_err(|e| e.0)
+    }
+
+    pub(super) fn pop(&mut self) -> Option<T> {
+        self.0.pop()
+    }
+
+    pub(super) fn clear(&mut self) {
+        self.0.clear()
+    }
+
+    pub(super) fn capacity(&self) -> usize {
+        self.0.capacity()
+    }
+
+    pub(super) fn as_elements(&self) -> &[T] {
+        &self.0
+    }
+
+    pub(super) fn as_elements_mut(&mut self) -> &mut [T] {
+        &mut self.0
+    }
+}
