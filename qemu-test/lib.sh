@@ -12,6 +12,9 @@ step() { printf '>> %s %s\n' "$(date +%H:%M:%S)" "$*" >&2; }
 die() { printf 'metaroce: %s\n' "$*" >&2; exit 1; }
 need_root() { [ "$(id -u)" = 0 ] || die "this step needs root (it makes a build root with debootstrap): run it with sudo"; mkdir -p "$cache"; }
 
+# checkout_key: a short name for this checkout; what is built from it lies under that name.
+checkout_key() { (cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd -P) | sha256sum | cut -c1-8; }
+
 # host_mirror: the Debian mirror that this machine's apt uses.
 host_mirror() {
     local m

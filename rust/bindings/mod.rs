@@ -8,6 +8,8 @@
 //! Their types are not those of `kernel::bindings`, even where the C type is the same one;
 //! a pointer that crosses between the two is cast.
 
+// Lints that only newer compilers know.
+#![allow(unknown_lints)]
 #![allow(
     clippy::all,
     clippy::as_underscore,
@@ -23,7 +25,6 @@
     non_snake_case,
     non_upper_case_globals,
     unnecessary_transmutes,
-    unknown_lints,
     unreachable_pub,
     unsafe_op_in_unsafe_fn
 )]
