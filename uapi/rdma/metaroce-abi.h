@@ -23,9 +23,19 @@
  * wr_count 0 and wqe_size sizeof(struct ib_uverbs_send_wr). One doorbell may
  * cover any number of WQEs. Receives need no doorbell.
  *
- * CQ arming: the user stores METAROCE_ARM_* in metaroce_ring.arm and polls
- * once more after it; the kernel takes the word back to 0 when it raises the
- * event. No system call is made.
+ * CQ arming: the user raises metaroce_ring.arm to METAROCE_ARM_* (never lowers
+ * it) and polls once more after it; the kernel takes the word back to 0 when it
+ * raises the event. No system call is made. Each side has a full barrier between
+ * its store (arm word; producer) and its load (producer; arm word).
+ *
+ * RESET: when modify_qp to RESET returns, the kernel has dropped what was posted:
+ * consumer equals producer on SQ and RQ, and no further CQE of the QP is written.
+ * The user then discards the QP's CQEs and goes on from the consumer it reads. The
+ * same holds for CQEs once destroy_qp has returned. To discard them the user may
+ * rewrite the CQ slots that it has not yet consumed.
+ *
+ * Versions: the device's uverbs_abi_ver is the kernel's highest ABI version, so
+ * that a provider can say which side is too old.
  */
 #ifndef METAROCE_ABI_USER_H
 #define METAROCE_ABI_USER_H
@@ -94,7 +104,7 @@ struct metaroce_alloc_ucontext_req {
 };
 
 struct metaroce_alloc_ucontext_resp {
-	__u32 abi_version;	/* chosen by the kernel; EPROTONOSUPPORT when ranges do not meet */
+	__u32 abi_version;	/* chosen by the kernel; EPROTO when ranges do not meet */
 	__u32 max_inline;	/* bytes */
 	__u32 max_sge;
 	__u32 reserved;
@@ -106,7 +116,7 @@ struct metaroce_create_cq_resp {
 	__u32 cqn;
 };
 
-/* resize_cq: CQEs not yet polled are moved to the new ring by the kernel. */
+/* resize_cq: CQEs not yet polled and the arm word are moved to the new ring by the kernel. */
 struct metaroce_resize_cq_resp {
 	struct metaroce_mmap ring;
 	__u32 entries;
