@@ -39,7 +39,9 @@ remove_tree() {
 enter() {
     local root=$1 command=$2
     shift 2
-    unshare --mount --propagation private -- bash -c '
+    # ENTER_UNSHARE adds options of unshare, such as a PID namespace.
+    # shellcheck disable=SC2086
+    unshare --mount --propagation private ${ENTER_UNSHARE:-} -- bash -c '
         set -e
         root=$1 command=$2
         shift 2
