@@ -16,3 +16,24 @@ void metaroce_dev_put(struct net_device *dev)
 {
 	dev_put(dev);
 }
+
+/* bottom halves */
+void metaroce_local_bh_disable(void)
+{
+	local_bh_disable();
+}
+
+void metaroce_local_bh_enable(void)
+{
+	local_bh_enable();
+}
+
+void metaroce_init_work(struct work_struct *work, work_func_t func)
+{
+	INIT_WORK(work, func);
+}
+
+bool metaroce_queue_bh_work(struct work_struct *work)
+{
+	return queue_work(system_bh_wq, work);
+}

@@ -1,0 +1,982 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! The one place that locks a connection, feeds the protocol core, drains it, unlocks, and
+//! then sends, copies, completes and arms the timer.
+//!
+//! # Contexts
+//!
+//! | who | context | enters by |
+//! | --- | --- | --- |
+//! | received packets | softirq (`encap_rcv`) | [`receive`] |
+//! | end of a receive batch, more work than one round | softirq (bottom-half work) | [`BhWork::run`] |
+//! | the connection's timer | softirq (hrtimer) | [`timer::Handler::expired`] |
+//! | doorbell, modify, destroy | process | [`connect`] and the methods of [`Attachment`] |
+//!
+//! # Lock order
+//!
+//! QP state mutex → `Table::connecting` (both process only) → table of connections →
+//! connection → RQ or SRQ → CQ. All but the mutexes are taken with softirqs off. Under the connection's lock nothing is
+//! allocated, freed, copied to or from user memory, sent, or told to a program.
+//!
+//! # Sending
+//!
+//! A path's packets must leave in order, so one CPU at a time sends for a connection: the
+//! one that took [`State::batch`] out of the locked state. Whoever finds it taken leaves
+//! his input in the core and goes; the holder looks again before it puts the batch back.
+//!
+//! # Who holds what, and how destruction waits
+//!
+//! Softirq holds `Arc`s only: the device's table holds each connection, a connection holds
+//! the QPs attached to it, a queued work item and an armed timer hold the connection.
+//! [`Attachment::disconnect`] takes the QP out under the lock, then waits until no copy for it is
+//! running (`QpInner::copies`); after that nothing of the connection reaches the QP's
+//! memory. [`Table::shutdown`] closes all connections of a device that goes, stops timer
+//! and work of each, and is followed by `synchronize_net` in the device's teardown.
+
+#![forbid(unsafe_code)]
+
+use crate::{
+    kernel_ext::{
+        bh::{self, BhWork},
+        timer::{self, Timer},
+    },
+    mem::Frags,
+    net::{self, Flow, Skb},
+    os,
+    proto::{
+        api::{
+            Direction, Event, Host, Placed, Placement, Receive, RxInfo, SendWr, Status, StreamId,
+            Target, Time, Token, Transmit,
+        },
+        connection::{self, Connection},
+        stream,
+        wire::{self, Packet},
+    },
+    verbs::{
+        device::DeviceInner,
+        qp::{CopyPlan, Notify, QpInner},
+    },
+};
+use ::kernel::{
+    new_mutex, new_spinlock,
+    prelude::*,
+    sync::{Arc, Mutex, SpinLock},
+};
+
+/// Packets that are taken out of the core in one locked round.
+const BATCH: usize = 16;
+
+/// Held packets that are copied in one round.
+const JOBS: usize = 16;
+
+/// Events handled in one locked round.
+const EVENTS: usize = 128;
+
+/// Rounds before a CPU gives way to the next softirq (bottom-half work takes over).
+const ROUNDS: usize = 32;
+
+/// Packets held for one connection at the most (rule 15 of PROTOCOL.md).
+const HELD: usize = 256;
+
+/// WQEs copied from a ring in one locked round.
+const FETCH: usize = 64;
+
+/// What a connection is found by: two endpoints and a traffic class.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub struct Key {
+    /// GID of the local end.
+    pub local: [u8; 16],
+    /// GID of the remote end.
+    pub remote: [u8; 16],
+    /// Differentiated services code point, 6 bits.
+    pub dscp: u8,
+}
+
+/// The connections of a device.
+#[pin_data]
+pub struct Table {
+    /// Held while a connection is looked up or made, so that a pair gets one.
+    #[pin]
+    connecting: Mutex<()>,
+    #[pin]
+    slots: SpinLock<Slots>,
+}
+
+struct Slots {
+    conns: os::Vec<Option<Arc<Conn>>>,
+    /// No further connections: the device goes.
+    closed: bool,
+}
+
+/// Bits of a connection id that are its index in the table; the others are random.
+const INDEX_BITS: u32 = 20;
+const INDEX_MASK: u64 = (1 << INDEX_BITS) - 1;
+
+impl Table {
+    /// An empty table.
+    pub fn new() -> impl PinInit<Self> {
+        pin_init!(Self {
+            connecting <- new_mutex!(()),
+            slots <- new_spinlock!(Slots { conns: os::Vec::new(), closed: false }),
+        })
+    }
+
+    fn by_id(&self, cid: u64) -> Option<Arc<Conn>> {
+        let slots = self.slots.lock();
+        let conn = slots.conns.get((cid & INDEX_MASK) as usize)?.as_ref()?;
+        (conn.cid == cid).then(|| conn.clone())
+    }
+
+    fn by_key(&self, key: &Key) -> Option<Arc<Conn>> {
+        let slots = self.slots.lock();
+        slots
+            .conns
+            .iter()
+            .flatten()
+            .find(|c| c.key == *key)
+            .cloned()
+    }
+
+    /// Calls `f` for each connection, unlocked.
+    pub fn for_each(&self, mut f: impl FnMut(&Arc<Conn>)) {
+        let mut i = 0;
+        loop {
+            let next = {
+                let _bh = bh::disable();
+                let slots = self.slots.lock();
+                if i >= slots.conns.len() {
+                    return;
+                }
+                slots.conns.get(i).and_then(|c| c.clone())
+            };
+            if let Some(conn) = next {
+                f(&conn);
+            }
+            i += 1;
+        }
+    }
+
+    fn remove(&self, conn: &Conn) {
+        let taken = {
+            let _bh = bh::disable();
+            let mut slots = self.slots.lock();
+            match slots.conns.get_mut((conn.cid & INDEX_MASK) as usize) {
+                Some(slot) if slot.as_ref().is_some_and(|c| c.cid == conn.cid) => slot.take(),
+                _ => None,
+            }
+        };
+        drop(taken);
+    }
+
+    /// Closes every connection and lets none be made any more. Process context; the
+    /// device's QPs are gone.
+    pub fn shutdown(&self) {
+        {
+            let _bh = bh::disable();
+            self.slots.lock().closed = true;
+        }
+        loop {
+            let conn = {
+                let _bh = bh::disable();
+                let mut slots = self.slots.lock();
+                slots.conns.iter_mut().find_map(|c| c.take())
+            };
+            let Some(conn) = conn else { return };
+            conn.stop();
+        }
+    }
+}
+
+/// A connection as the driver sees it.
+#[pin_data]
+pub struct Conn {
+    /// Id that the peer writes into its packets; finds this object.
+    pub cid: u64,
+    /// What it connects.
+    pub key: Key,
+    device: Arc<DeviceInner>,
+    flow: Flow,
+    #[pin]
+    state: SpinLock<State>,
+    #[pin]
+    timer: Timer<Self>,
+    #[pin]
+    work: bh::Item<Self>,
+}
+
+/// What the connection's lock guards.
+struct State {
+    core: Connection,
+    /// The QP of each stream.
+    qps: os::Vec<Option<Arc<QpInner>>>,
+    held: Held,
+    /// The right to send; see the top of this file.
+    batch: Option<os::Box<Batch>>,
+    /// Input came while somebody else was sending.
+    more: bool,
+    /// What the timer is armed for; `Time::MAX` is "not".
+    armed: Time,
+    /// The device goes or the peers have parted: no timer, no work any more.
+    stopped: bool,
+}
+
+/// Received packets that wait for what is ahead of them.
+struct Held {
+    packets: os::Vec<(Token, Skb)>,
+}
+
+impl Held {
+    fn take(&mut self, token: &Token) -> Option<Skb> {
+        let i = self.packets.iter().position(|(t, _)| t == token)?;
+        // The last element takes the place of the one that goes.
+        let last = self.packets.pop()?;
+        match self.packets.get_mut(i) {
+            Some(slot) => Some(core::mem::replace(slot, last).1),
+            None => Some(last.1),
+        }
+    }
+}
+
+/// One packet on its way out.
+struct Slot {
+    tx: Transmit,
+    frags: Frags,
+}
+
+/// One deferred copy.
+struct Job {
+    placement: Placement,
+    skb: Skb,
+    qp: Arc<QpInner>,
+    plan: CopyPlan,
+    done: Placed,
+}
+
+/// What a CPU that sends carries from the locked part of a round to the unlocked one.
+struct Batch {
+    slots: os::Vec<Slot>,
+    used: usize,
+    jobs: os::Vec<Job>,
+    /// Held packets to be freed outside the lock.
+    trash: os::Vec<Skb>,
+    notify: Notify,
+    ended: bool,
+}
+
+impl Batch {
+    fn new() -> Result<os::Box<Self>> {
+        Ok(os::try_box(Self {
+            slots: os::Vec::from_fn(BATCH, |_| Slot {
+                tx: Transmit::new(),
+                frags: Frags::new(),
+            })?,
+            used: 0,
+            jobs: os::Vec::with_capacity(JOBS)?,
+            trash: os::Vec::with_capacity(JOBS)?,
+            notify: Notify::new()?,
+            ended: false,
+        })?)
+    }
+}
+
+/// The core's questions, answered from the QPs. Lives as long as the lock is held.
+struct Answers<'a> {
+    qps: &'a [Option<Arc<QpInner>>],
+    held: usize,
+}
+
+impl Host for Answers<'_> {
+    fn bind_receive(&mut self, stream: StreamId, rmsn: u32) -> Option<u64> {
+        qp_of(self.qps, stream)?.bind_receive(rmsn)
+    }
+
+    fn receives_posted(&mut self, stream: StreamId) -> Option<u32> {
+        qp_of(self.qps, stream)?.receives_posted()
+    }
+
+    fn may_hold(&mut self, _bytes: u32) -> bool {
+        self.held < HELD
+    }
+}
+
+fn qp_of(qps: &[Option<Arc<QpInner>>], stream: StreamId) -> Option<&Arc<QpInner>> {
+    qps.get(stream.0 as usize)?.as_ref()
+}
+
+/// A received packet. Softirq, softirqs off; `skb` starts at the transport header, and as
+/// much of it as a header can take is linear.
+pub fn receive(device: &Arc<DeviceInner>, skb: Skb) {
+    let packet = match Packet::parse(skb.linear()) {
+        Ok(packet) => packet,
+        Err(why) => return device.count_drop(why),
+    };
+    if !skb.check_crc(wire::CRC_OFFSET, packet.crc()) {
+        return device.count_drop(wire::Drop::Crc);
+    }
+    let conn = match packet.connection_id() {
+        Some(cid) => device.table.by_id(cid),
+        None => packet.handshake_key().and_then(|k| device.table.by_key(&k.into())),
+    };
+    let Some(conn) = conn else {
+        return reply_without_state(device, &packet, &skb);
+    };
+    let info = RxInfo {
+        ce: skb.ce(),
+        plane: 0,
+        payload_len: skb.len().saturating_sub(packet.header_len() as u32),
+    };
+    let skip = packet.header_len() as u32;
+
+    let mut state = conn.state.lock();
+    let State { core, qps, held, .. } = &mut *state;
+    let mut host = Answers {
+        qps,
+        held: held.packets.len(),
+    };
+    let placement = match core.receive(net::now(), &packet, &info, &mut host) {
+        Ok(Receive::Place(placement)) => placement,
+        Ok(Receive::Hold(placement)) => {
+            // A relaxed target has no order to keep: it is copied at once.
+            let relaxed = qp_of(qps, placement.token.stream)
+                .is_some_and(|qp| qp.target_is_relaxed(&placement));
+            if !relaxed {
+                let refused = held.packets.push((placement.token, skb)).err();
+                drop(state);
+                // Cannot happen: `may_hold` has looked.
+                drop(refused);
+                bh::queue(&conn);
+                return;
+            }
+            placement
+        }
+        Ok(Receive::Done) => {
+            drop(state);
+            bh::queue(&conn);
+            return;
+        }
+        Err(why) => {
+            drop(state);
+            return device.count_drop(why);
+        }
+    };
+    let Some(qp) = qp_of(qps, placement.token.stream).cloned() else {
+        return;
+    };
+    let plan = qp.plan(&placement);
+    drop(state);
+
+    let done = plan.copy(&skb, skip, &placement);
+
+    let mut state = conn.state.lock();
+    let State { core, qps, held, .. } = &mut *state;
+    let mut host = Answers {
+        qps,
+        held: held.packets.len(),
+    };
+    core.placed(net::now(), placement.token, done, &mut host);
+    drop(state);
+    drop(plan);
+    drop(qp);
+    bh::queue(&conn);
+}
+
+/// Answers what concerns no connection, without keeping anything.
+fn reply_without_state(device: &Arc<DeviceInner>, packet: &Packet<'_>, skb: &Skb) {
+    let mut tx = Transmit::new();
+    if !connection::stateless_reply(packet, &device.secret, net::now(), &mut tx) {
+        return device.count_drop(wire::Drop::NoConnection);
+    }
+    // A reply that cannot be sent is as good as lost; the peer asks again.
+    let _ = Flow::answering(device, skb).and_then(|flow| flow.xmit(&tx, &mut Frags::new()));
+}
+
+impl Conn {
+    fn new(device: &Arc<DeviceInner>, cid: u64, key: Key, flow: Flow) -> Result<Arc<Self>> {
+        let ids = connection::Ids {
+            local_cid: cid,
+            local_gid: key.local,
+            remote_gid: key.remote,
+            dscp: key.dscp,
+        };
+        let core = Connection::new(&device.connection_config(&flow), ids, net::now())?;
+        let state = State {
+            core,
+            qps: os::Vec::new(),
+            held: Held {
+                packets: os::Vec::with_capacity(HELD)?,
+            },
+            batch: Some(Batch::new()?),
+            more: false,
+            armed: Time::MAX,
+            stopped: false,
+        };
+        Arc::pin_init(
+            pin_init!(Self {
+                cid,
+                key,
+                device: device.clone(),
+                flow,
+                state <- new_spinlock!(state),
+                timer <- Timer::new(),
+                work <- bh::Item::new(),
+            }),
+            GFP_KERNEL,
+        )
+    }
+
+    /// Stops timer and work for good. Process context.
+    fn stop(self: &Arc<Self>) {
+        let (held, qps) = {
+            let _bh = bh::disable();
+            let mut state = self.state.lock();
+            state.stopped = true;
+            (
+                core::mem::take(&mut state.held.packets),
+                core::mem::take(&mut state.qps),
+            )
+        };
+        drop((held, qps));
+        timer::cancel_sync(self);
+        bh::cancel_sync(self);
+    }
+
+    /// Drains the core: completes, sends, copies what was held, until nothing is left or
+    /// somebody else does it already. Softirqs are off.
+    fn run(self: &Arc<Self>) {
+        let mut state = self.state.lock();
+        let Some(mut batch) = state.batch.take() else {
+            state.more = true;
+            return;
+        };
+        for _ in 0..ROUNDS {
+            state.more = false;
+            let now = net::now();
+            let mut busy = self.events(&mut state, &mut batch, now);
+            busy |= self.fill(&mut state, &mut batch, now);
+            if !busy && !state.more {
+                self.rest(state, batch);
+                return;
+            }
+            drop(state);
+
+            batch.notify.deliver();
+            batch.trash.clear();
+            for job in batch.jobs.iter_mut() {
+                job.done = job.plan.copy_held(&job.skb, &job.placement);
+            }
+            let unsent = self.send(&mut batch);
+            if batch.ended {
+                self.device.table.remove(self);
+            }
+
+            state = self.state.lock();
+            let State { core, qps, held, .. } = &mut *state;
+            let now = net::now();
+            for job in batch.jobs.iter() {
+                let mut host = Answers {
+                    qps,
+                    held: held.packets.len(),
+                };
+                core.placed(now, job.placement.token, job.done, &mut host);
+            }
+            for (path, count) in unsent.iter() {
+                core.transmit_failed(now, path, count);
+            }
+        }
+        // Enough for one go: others want the CPU as well.
+        state.batch = Some(batch);
+        drop(state);
+        bh::queue(self);
+    }
+
+    /// Ends a run: gives the right to send back and arms the timer.
+    fn rest(
+        self: &Arc<Self>,
+        mut state: ::kernel::sync::lock::Guard<'_, State, ::kernel::sync::lock::spinlock::SpinLockBackend>,
+        batch: os::Box<Batch>,
+    ) {
+        state.batch = Some(batch);
+        if state.stopped {
+            return;
+        }
+        match state.core.poll_timeout() {
+            // A timer that fires early finds nothing to do and is armed again; only an
+            // earlier time is worth touching the hardware for.
+            Some(at) if at < state.armed => {
+                state.armed = at;
+                timer::arm(self, at);
+            }
+            _ => {}
+        }
+    }
+
+    /// Handles the core's events until there are none or the batch is full. Returns whether
+    /// there is something to do outside the lock, or more to come.
+    fn events(&self, state: &mut State, batch: &mut Batch, now: Time) -> bool {
+        let State {
+            core, qps, held, ..
+        } = state;
+        batch.jobs.clear();
+        let mut any = false;
+        for _ in 0..EVENTS {
+            if batch.jobs.len() == JOBS || batch.trash.len() == JOBS || batch.notify.is_full() {
+                return true;
+            }
+            let Some(event) = core.poll_event(now) else {
+                return any;
+            };
+            any = true;
+            self.event(core, qps, held, batch, now, event);
+        }
+        true
+    }
+
+    fn event(
+        &self,
+        core: &mut Connection,
+        qps: &[Option<Arc<QpInner>>],
+        held: &mut Held,
+        batch: &mut Batch,
+        now: Time,
+        event: Event,
+    ) {
+        match event {
+            Event::ConnectionUp | Event::PathChanged { .. } => return,
+            Event::ConnectionFailed(why) => return self.device.connection_failed(&self.key, why),
+            Event::ConnectionClosed => {
+                batch.ended = true;
+                return;
+            }
+            Event::Discard(token) => {
+                if let Some(skb) = held.take(&token) {
+                    // `events` has made sure of the room.
+                    let _ = batch.trash.push(skb);
+                }
+                return;
+            }
+            _ => {}
+        }
+        let Some(qp) = stream_of(&event).and_then(|s| qp_of(qps, s)) else {
+            return;
+        };
+        match event {
+            Event::SendDone { wr, status, .. } => qp.complete_send(wr, status, &mut batch.notify),
+            Event::RecvDone { .. } => qp.complete_recv(&event, &mut batch.notify),
+            Event::Invalidate { stream, rkey } => {
+                core.invalidated(now, stream, qp.invalidate(rkey));
+            }
+            Event::Read {
+                stream,
+                request,
+                va,
+                rkey,
+                length,
+            } => core.read_ready(now, stream, request, qp.read_source(request, va, rkey, length)),
+            Event::ReadReleased { request, .. } => qp.release_read(request),
+            Event::Atomic {
+                stream,
+                request,
+                opcode,
+                va,
+                rkey,
+                compare_add,
+                swap,
+            } => {
+                let result = qp.atomic(opcode, va, rkey, compare_add, swap);
+                core.atomic_done(now, stream, request, result);
+            }
+            Event::Local { stream, wr } => core.local_done(now, stream, wr, qp.local(wr)),
+            Event::Release(placement) => {
+                if let Some(skb) = held.take(&placement.token) {
+                    let plan = qp.plan(&placement);
+                    // `events` has made sure of the room.
+                    let _ = batch.jobs.push(Job {
+                        placement,
+                        skb,
+                        qp: qp.clone(),
+                        plan,
+                        done: Placed::Ok,
+                    });
+                }
+            }
+            Event::StreamError { fault, .. } => qp.stream_error(fault, &mut batch.notify),
+            Event::Established { .. } => qp.established(&mut batch.notify),
+            Event::Drained { .. } => qp.drained(&mut batch.notify),
+            _ => {}
+        }
+    }
+
+    /// Takes packets out of the core and finds their payload. Returns whether there are any.
+    fn fill(&self, state: &mut State, batch: &mut Batch, now: Time) -> bool {
+        let State { core, qps, .. } = state;
+        batch.used = 0;
+        while let Some(slot) = batch.slots.get_mut(batch.used) {
+            if !core.poll_transmit(now, &mut slot.tx) {
+                break;
+            }
+            let found = match slot.tx.payload {
+                Payload::None | Payload::Pad { .. } => Ok(()),
+                Payload::Send {
+                    stream,
+                    wr,
+                    offset,
+                    len,
+                } => qp_of(qps, stream)
+                    .ok_or(())
+                    .and_then(|qp| qp.send_source(wr, offset, len, &mut slot.frags)),
+                Payload::Read {
+                    stream,
+                    request,
+                    offset,
+                    len,
+                } => qp_of(qps, stream)
+                    .ok_or(())
+                    .and_then(|qp| qp.read_slice(request, offset, len, &mut slot.frags)),
+            };
+            match found {
+                Ok(()) => batch.used += 1,
+                // The memory is gone (deregistered under a running WR): the stream fails,
+                // and its packets become void.
+                Err(()) => {
+                    slot.frags.clear();
+                    core.source_lost(now, &slot.tx);
+                }
+            }
+        }
+        batch.used > 0
+    }
+
+    /// Sends the batch. Returns the path and the number of the packets that a full queue
+    /// refused.
+    fn send(&self, batch: &mut Batch) -> Unsent {
+        let mut unsent = Unsent::default();
+        for slot in batch.slots.iter_mut().take(batch.used) {
+            if self.flow.xmit(&slot.tx, &mut slot.frags).is_err() {
+                unsent.add(slot.tx.path);
+            }
+            slot.frags.clear();
+        }
+        unsent
+    }
+}
+
+/// Packets that a full queue refused, by path.
+#[derive(Default)]
+struct Unsent {
+    paths: [(u8, u16); 4],
+    used: usize,
+}
+
+impl Unsent {
+    /// Counts one packet of `path`. What does not fit in is found by the core's own timers.
+    fn add(&mut self, path: u8) {
+        if let Some((_, n)) = self
+            .paths
+            .iter_mut()
+            .take(self.used)
+            .find(|(p, _)| *p == path)
+        {
+            *n += 1;
+        } else if let Some(slot) = self.paths.get_mut(self.used) {
+            *slot = (path, 1);
+            self.used += 1;
+        }
+    }
+
+    fn iter(&self) -> impl Iterator<Item = (u8, u16)> + '_ {
+        self.paths.iter().take(self.used).copied()
+    }
+}
+
+/// The stream that an event is about.
+fn stream_of(event: &Event) -> Option<StreamId> {
+    match *event {
+        Event::SendDone { stream, .. }
+        | Event::RecvDone { stream, .. }
+        | Event::Invalidate { stream, .. }
+        | Event::Read { stream, .. }
+        | Event::ReadReleased { stream, .. }
+        | Event::Atomic { stream, .. }
+        | Event::Local { stream, .. }
+        | Event::StreamError { stream, .. }
+        | Event::Established { stream }
+        | Event::Drained { stream } => Some(stream),
+        Event::Release(p) => Some(p.token.stream),
+        Event::Discard(token) => Some(token.stream),
+        Event::ConnectionUp
+        | Event::ConnectionFailed(_)
+        | Event::ConnectionClosed
+        | Event::PathChanged { .. } => None,
+    }
+}
+
+impl BhWork for Conn {
+    fn item(&self) -> &bh::Item<Self> {
+        &self.work
+    }
+
+    /// The end of a receive batch: acknowledges, completes, goes on sending.
+    fn run(this: Arc<Self>) {
+        {
+            let mut state = this.state.lock();
+            if state.stopped {
+                return;
+            }
+            state.core.end_of_batch(net::now());
+        }
+        Conn::run(&this);
+    }
+}
+
+impl timer::Handler for Conn {
+    fn timer(&self) -> &Timer<Self> {
+        &self.timer
+    }
+
+    fn expired(this: Arc<Self>) {
+        {
+            let mut state = this.state.lock();
+            state.armed = Time::MAX;
+            if state.stopped {
+                return;
+            }
+            state.core.handle_timeout(net::now());
+        }
+        this.run();
+    }
+}
+
+/// A QP's place in a connection.
+#[derive(Clone)]
+pub struct Attachment {
+    conn: Arc<Conn>,
+    stream: StreamId,
+}
+
+/// Attaches `stream` to the connection that `key` and `flow` name, which is made if there
+/// is none. Process context; the caller holds the QP's state mutex. On an error the stream
+/// is handed back.
+pub fn connect(
+    qp: &Arc<QpInner>,
+    key: Key,
+    flow: Flow,
+    mut stream: os::Box<stream::Stream>,
+) -> core::result::Result<Attachment, (Error, os::Box<stream::Stream>)> {
+    let device = &qp.device;
+    let _serial = device.table.connecting.lock();
+    let mut flow = Some(flow);
+    // A connection that is just closing refuses: a new one takes its place.
+    for _ in 0..2 {
+        let found = {
+            let _bh = bh::disable();
+            device.table.by_key(&key)
+        };
+        let conn = match (found, flow.take()) {
+            (Some(conn), rest) => {
+                flow = rest;
+                conn
+            }
+            (None, Some(flow)) => match device.table.insert(device, key, flow) {
+                Ok(conn) => conn,
+                Err(e) => return Err((e, stream)),
+            },
+            (None, None) => break,
+        };
+        match conn.attach(qp, stream) {
+            Ok(attachment) => return Ok(attachment),
+            Err((None, back)) => {
+                device.table.remove(&conn);
+                stream = back;
+            }
+            Err((Some(e), back)) => return Err((e, back)),
+        }
+    }
+    Err((EAGAIN, stream))
+}
+
+impl Table {
+    /// Makes a connection. The caller holds `connecting`.
+    fn insert(&self, device: &Arc<DeviceInner>, key: Key, flow: Flow) -> Result<Arc<Conn>> {
+        // Only `connecting`'s holder fills slots: an empty one stays empty.
+        let (free, len) = {
+            let _bh = bh::disable();
+            let slots = self.slots.lock();
+            if slots.closed {
+                return Err(ENODEV);
+            }
+            (
+                slots.conns.iter().position(|c| c.is_none()),
+                slots.conns.len(),
+            )
+        };
+        let index = match free {
+            Some(i) => i,
+            None => {
+                if len as u64 > INDEX_MASK {
+                    return Err(ENOSPC);
+                }
+                let more = (len * 2).max(16);
+                let mut bigger = os::Vec::from_fn(more, |_| None)?;
+                {
+                    let _bh = bh::disable();
+                    let mut slots = self.slots.lock();
+                    for (new, old) in bigger.iter_mut().zip(slots.conns.iter_mut()) {
+                        *new = old.take();
+                    }
+                    core::mem::swap(&mut bigger, &mut slots.conns);
+                }
+                len
+            }
+        };
+        let cid = (net::random_u64() & !INDEX_MASK) | index as u64;
+        let conn = Conn::new(device, cid, key, flow)?;
+        let _bh = bh::disable();
+        let mut slots = self.slots.lock();
+        if slots.closed {
+            return Err(ENODEV);
+        }
+        match slots.conns.get_mut(index) {
+            Some(slot) => *slot = Some(conn.clone()),
+            None => return Err(ENOSPC),
+        }
+        Ok(conn)
+    }
+}
+
+impl Conn {
+    /// Attaches a QP. `Err((None, _))`: the connection is closing.
+    fn attach(
+        self: &Arc<Self>,
+        qp: &Arc<QpInner>,
+        stream: os::Box<stream::Stream>,
+    ) -> core::result::Result<Attachment, (Option<Error>, os::Box<stream::Stream>)> {
+        // Memory for one more stream, made outside the lock; what it replaces is freed
+        // outside as well. `connecting` keeps the count from growing in between.
+        let count = {
+            let _bh = bh::disable();
+            self.state.lock().core.slots()
+        };
+        let spare = Connection::spare(count + 1);
+        let table = os::Vec::from_fn(count + 1, |_| None);
+        let (Ok(spare), Ok(mut table)) = (spare, table) else {
+            return Err((Some(ENOMEM), stream));
+        };
+        let _bh = bh::disable();
+        let result = {
+            let mut state = self.state.lock();
+            let now = net::now();
+            let State { core, qps, .. } = &mut *state;
+            match core.attach(now, stream, spare) {
+                Ok((id, old)) => {
+                    let at = id.0 as usize;
+                    if at >= qps.len() {
+                        for (new, old) in table.iter_mut().zip(qps.iter_mut()) {
+                            *new = old.take();
+                        }
+                        core::mem::swap(&mut table, qps);
+                    }
+                    if let Some(slot) = qps.get_mut(at) {
+                        *slot = Some(qp.clone());
+                    }
+                    drop(state);
+                    drop(old);
+                    Ok(Attachment {
+                        conn: self.clone(),
+                        stream: id,
+                    })
+                }
+                Err((stream, spare)) => {
+                    drop(state);
+                    drop(spare);
+                    Err((None, stream))
+                }
+            }
+        };
+        self.run();
+        result
+    }
+}
+
+impl Attachment {
+    /// Takes new WQEs out of the send ring and starts them. Any context.
+    pub fn doorbell(&self, qp: &QpInner) {
+        let _bh = bh::disable();
+        loop {
+            let taken = {
+                let mut state = self.conn.state.lock();
+                let now = net::now();
+                let core = &mut state.core;
+                qp.fetch_sends(FETCH, &mut |wr: SendWr| {
+                    core.post_send(now, self.stream, wr).is_ok()
+                })
+            };
+            if taken < FETCH {
+                break;
+            }
+        }
+        self.conn.run();
+    }
+
+    /// Tells the core the QP's new state.
+    pub fn set_state(&self, to: stream::State) {
+        let _bh = bh::disable();
+        self.conn
+            .state
+            .lock()
+            .core
+            .set_state(net::now(), self.stream, to);
+        self.conn.run();
+    }
+
+    /// Changes the stream's attributes (modify_qp after RTR).
+    pub fn set_attr(&self, attr: &stream::StreamAttr) {
+        let _bh = bh::disable();
+        if let Some(stream) = self.conn.state.lock().core.stream(self.stream) {
+            stream.set_attr(attr);
+        }
+        self.conn.run();
+    }
+
+    /// Receives were posted where there had been none.
+    pub fn receives_posted(&self) {
+        let _bh = bh::disable();
+        self.conn
+            .state
+            .lock()
+            .core
+            .receives_changed(net::now(), self.stream);
+        self.conn.run();
+    }
+
+    /// Takes the QP out of the connection, and waits until no copy for it is running.
+    /// Process context.
+    pub fn disconnect(self, qp: &QpInner) -> Option<os::Box<stream::Stream>> {
+        let mut trash = os::Vec::with_capacity(HELD).ok();
+        let (stream, gone) = {
+            let _bh = bh::disable();
+            let mut state = self.conn.state.lock();
+            let State {
+                core, qps, held, ..
+            } = &mut *state;
+            let stream = core.detach(net::now(), self.stream);
+            let mut i = 0;
+            while let Some((token, _)) = held.packets.get(i) {
+                let token = *token;
+                if token.stream != self.stream {
+                    i += 1;
+                } else if let (Some(skb), Some(trash)) = (held.take(&token), trash.as_mut()) {
+                    let _ = trash.push(skb);
+                }
+            }
+            let gone = qps
+                .get_mut(self.stream.0 as usize)
+                .and_then(|slot| slot.take());
+            drop(state);
+            self.conn.run();
+            (stream, gone)
+        };
+        drop((trash, gone));
+        qp.wait_for_copies();
+        stream
+    }
+}

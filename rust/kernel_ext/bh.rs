@@ -1,0 +1,109 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! Bottom halves: switching them off, and work items that run in them.
+//!
+//! C headers: `include/linux/bottom_half.h`, `include/linux/workqueue.h`.
+
+use crate::bindings;
+use ::kernel::{
+    prelude::*,
+    sync::Arc,
+    types::{NotThreadSafe, Opaque},
+};
+use core::{marker::PhantomPinned, ptr};
+
+/// Softirqs are off on this CPU while this lives. A spinlock that softirq takes as well is
+/// locked with it in scope (together they are what `spin_lock_bh` is).
+pub struct Disabled(NotThreadSafe);
+
+/// Switches softirqs off; they run at the latest when the guard goes.
+pub fn disable() -> Disabled {
+    // SAFETY: callable from any context but hard interrupts; nests.
+    unsafe { bindings::metaroce_local_bh_disable() };
+    Disabled(NotThreadSafe)
+}
+
+impl Drop for Disabled {
+    fn drop(&mut self) {
+        // SAFETY: pairs with `disable`, on the same CPU and task (the guard is not `Send`).
+        unsafe { bindings::metaroce_local_bh_enable() };
+    }
+}
+
+/// An object with one work item that runs in softirq context, on one CPU at a time.
+pub trait BhWork: Send + Sync + Sized {
+    /// The item inside the object.
+    fn item(&self) -> &Item<Self>;
+
+    /// Runs in softirq context.
+    fn run(this: Arc<Self>);
+}
+
+/// A work item of the bottom-half workqueue inside a `T`. While it is queued it owns a
+/// reference to its object.
+#[repr(C)]
+#[pin_data]
+pub struct Item<T> {
+    #[pin]
+    work: Opaque<bindings::work_struct>,
+    /// The object; set when the item is queued for the first time.
+    owner: core::sync::atomic::AtomicPtr<T>,
+    #[pin]
+    _pin: PhantomPinned,
+}
+
+// SAFETY: work_struct is made to be queued from anywhere; `owner` only ever holds one value.
+unsafe impl<T: Send + Sync> Send for Item<T> {}
+// SAFETY: as above.
+unsafe impl<T: Send + Sync> Sync for Item<T> {}
+
+impl<T: BhWork> Item<T> {
+    /// An idle item.
+    pub fn new() -> impl PinInit<Self> {
+        pin_init!(Self {
+            work <- Opaque::ffi_init(|slot: *mut bindings::work_struct| {
+                // SAFETY: `slot` is valid and will not move (pinned).
+                unsafe { bindings::metaroce_init_work(slot, Some(work_run::<T>)) }
+            }),
+            owner: core::sync::atomic::AtomicPtr::new(ptr::null_mut()),
+            _pin: PhantomPinned,
+        })
+    }
+}
+
+/// Queues `object`'s item, unless it is queued already. Any context.
+pub fn queue<T: BhWork>(object: &Arc<T>) {
+    let item = object.item();
+    let raw = Arc::into_raw(object.clone());
+    item.owner
+        .store(raw.cast_mut(), core::sync::atomic::Ordering::Relaxed);
+    // SAFETY: the item was initialised at creation, is pinned in the Arc, and the reference
+    // that `raw` stands for keeps it alive until it has run.
+    let queued = unsafe { bindings::metaroce_queue_bh_work(item.work.get()) };
+    if !queued {
+        // SAFETY: the reference made above was not handed over.
+        drop(unsafe { Arc::from_raw(raw) });
+    }
+}
+
+/// Takes the item back if it is queued and waits for it if it runs. Process context. The
+/// caller sees to it that nobody queues it again.
+pub fn cancel_sync<T: BhWork>(object: &Arc<T>) {
+    let item = object.item();
+    // SAFETY: initialised at creation; alive through `object`.
+    if unsafe { bindings::cancel_work_sync(item.work.get()) } {
+        let raw: *const T = Arc::as_ptr(object);
+        // SAFETY: the item was queued, so it owned a reference, and it will not run.
+        drop(unsafe { Arc::from_raw(raw) });
+    }
+}
+
+unsafe extern "C" fn work_run<T: BhWork>(work: *mut bindings::work_struct) {
+    // `work` is the first field of the `repr(C)` item.
+    let item: *mut Item<T> = work.cast();
+    // SAFETY: the item lives: its queued state owns a reference to the object around it.
+    let raw = unsafe { (*item).owner.load(core::sync::atomic::Ordering::Relaxed) };
+    // SAFETY: `queue` stored the pointer of the Arc whose reference now passes to us.
+    let object = unsafe { Arc::from_raw(raw.cast_const()) };
+    T::run(object);
+}
