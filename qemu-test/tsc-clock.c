@@ -49,9 +49,7 @@ int gettimeofday(struct timeval *restrict tv, void *restrict tz)
 	uint64_t us = start_us + (uint64_t)((double)(__rdtsc() - start_tsc) * us_per_cycle);
 
 	(void)tz;
-	if (tv) {
-		tv->tv_sec = us / 1000000;
-		tv->tv_usec = us % 1000000;
-	}
+	tv->tv_sec = us / 1000000;
+	tv->tv_usec = us % 1000000;
 	return 0;
 }
