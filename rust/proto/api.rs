@@ -119,6 +119,9 @@ pub struct StreamHeader {
     pub request: u32,
     /// Oldest request number that is unfinished at the requester; in requests.
     pub oldest: u32,
+    /// Counts the rewinds of the requester's stream after RNR, so that all packets refused
+    /// in one go count as one retry; in requests.
+    pub round: u8,
     /// Compare or add operand; in an atomic response the original value.
     pub compare_add: u64,
     /// Swap operand.
@@ -206,6 +209,12 @@ pub struct Token {
     pub direction: Direction,
     /// Its stream sequence.
     pub sseq: u32,
+    /// Its message (a request number for responses).
+    pub msn: u32,
+    /// Final packet of its message.
+    pub last: bool,
+    /// Record of a held packet; the stream's own.
+    pub slot: u16,
 }
 
 /// Where the payload of an arrived packet belongs.
