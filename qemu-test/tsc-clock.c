@@ -1,11 +1,16 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
- * tsc-clock.c: a gettimeofday() computed from the cycle counter, for programs that calibrate
- * one against the other. On a kernel that runs as a process gettimeofday() is a slow and
- * uneven system call, and such a calibration fails there. Preloaded on native kernels only.
+ * tsc-clock.c: what perftest needs to turn cycles into time on a kernel that runs as a
+ * process. It measures the cycle counter against gettimeofday(), which is a slow and uneven
+ * system call there: here it is computed from the counter. And it asks /proc/cpuinfo for
+ * "cpu MHz", which such a kernel does not tell. Preloaded on native kernels only.
  */
+#define _GNU_SOURCE
+#include <dlfcn.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <stdio.h>
+#include <string.h>
 #include <sys/time.h>
 #include <time.h>
 #include <x86intrin.h>
@@ -52,4 +57,17 @@ int gettimeofday(struct timeval *restrict tv, void *restrict tz)
 	tv->tv_sec = us / 1000000;
 	tv->tv_usec = us % 1000000;
 	return 0;
+}
+
+FILE *fopen(const char *restrict path, const char *restrict mode)
+{
+	static char cpuinfo[64];
+	FILE *(*next)(const char *, const char *);
+
+	if (strcmp(path, "/proc/cpuinfo") == 0) {
+		snprintf(cpuinfo, sizeof(cpuinfo), "processor\t: 0\ncpu MHz\t\t: %.3f\n", 1 / us_per_cycle);
+		return fmemopen(cpuinfo, strlen(cpuinfo), "r");
+	}
+	next = (FILE *(*)(const char *, const char *))dlsym(RTLD_NEXT, "fopen");
+	return next ? next(path, mode) : NULL;
 }
