@@ -1,0 +1,3 @@
+// SPDX-License-Identifier: GPL-2.0
+#![forbid(unsafe_code)]
+fn main() {}

@@ -1,0 +1,363 @@
+// SPDX-License-Identifier: GPL-2.0
+//! One end of a test: an open device, its GID, and the control channel to the other end.
+
+#![forbid(unsafe_code)]
+
+use crate::args::{self, Args};
+use crate::oob::Oob;
+use crate::sys::Memory;
+use crate::verbs::{self, Connect, Context, Cq, DeviceAttr, Mr, Pd, PortAttr, Qp, QpInit};
+use std::io;
+use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::Duration;
+
+/// Full access, as most tests register memory.
+pub const ALL_ACCESS: u32 = verbs::IBV_ACCESS_LOCAL_WRITE
+    | verbs::IBV_ACCESS_REMOTE_WRITE
+    | verbs::IBV_ACCESS_REMOTE_READ
+    | verbs::IBV_ACCESS_REMOTE_ATOMIC;
+
+/// Where the other end is.
+#[derive(Clone, Debug)]
+pub enum Role {
+    /// Wait for it.
+    Listen(String),
+    /// Connect to it.
+    Connect(String),
+    /// It is a thread of this process, on the second device.
+    Pair(String, String),
+}
+
+impl Role {
+    /// From --listen, --connect and --pair, or else from HOST and PEERS of the test harness.
+    pub fn from_args(args: &mut Args) -> Role {
+        if let Some(devices) = args.text("--pair") {
+            return match devices.split_once(',') {
+                Some((a, b)) => Role::Pair(a.into(), b.into()),
+                None => Role::Pair(devices.clone(), devices),
+            };
+        }
+        if let Some(addr) = args.text("--connect") {
+            return Role::Connect(addr);
+        }
+        if let Some(addr) = args.text("--listen") {
+            return Role::Listen(addr);
+        }
+        match (args::env::<u32>("HOST"), args::env::<String>("PEERS")) {
+            (Some(1), _) => Role::Listen(crate::oob::PORT.to_string()),
+            (Some(_), Some(peer)) => Role::Connect(peer),
+            _ => args::usage("--listen PORT, --connect ADDRESS or --pair DEVICE,DEVICE is needed"),
+        }
+    }
+}
+
+/// Which device and GID an end uses.
+#[derive(Clone, Debug, Default)]
+pub struct Device {
+    /// Name; without it RDMA_DEV, or the only device.
+    pub name: Option<String>,
+    /// GID index; without it GID4 or GID6, or the first fitting RoCE v2 GID.
+    pub gid: Option<u32>,
+    /// Prefer an IPv6 GID.
+    pub ipv6: bool,
+}
+
+impl Device {
+    /// From --dev, --gid and --ipv6.
+    pub fn from_args(args: &mut Args) -> Device {
+        let ipv6 = args.flag("--ipv6");
+        Device {
+            name: args.text("--dev").or_else(|| args::env("RDMA_DEV")),
+            gid: args
+                .value("--gid")
+                .or_else(|| args::env(if ipv6 { "GID6" } else { "GID4" })),
+            ipv6,
+        }
+    }
+
+    /// The same for the device `name`, whose GID is looked up.
+    pub fn named(&self, name: &str) -> Device {
+        Device {
+            name: Some(name.into()),
+            gid: None,
+            ipv6: self.ipv6,
+        }
+    }
+}
+
+/// One end.
+pub struct Endpoint {
+    /// The device.
+    pub context: Arc<Context>,
+    /// A protection domain of it.
+    pub pd: Arc<Pd>,
+    /// Its attributes.
+    pub device: DeviceAttr,
+    /// Attributes of port 1.
+    pub port: PortAttr,
+    /// GID index in use.
+    pub gid_index: u8,
+    /// The GID itself.
+    pub gid: [u8; 16],
+    /// True on the end that leads (the one that connected).
+    pub leads: bool,
+    /// How long one completion may take.
+    pub wait: Duration,
+    oob: Mutex<Oob>,
+}
+
+/// Attributes of a connection that tests vary.
+#[derive(Clone, Copy, Debug)]
+pub struct Tuning {
+    /// ACK timeout, 4.096 µs << n.
+    pub timeout: u8,
+    /// Retries.
+    pub retry_cnt: u8,
+    /// RNR retries.
+    pub rnr_retry: u8,
+    /// RNR timer code.
+    pub min_rnr_timer: u8,
+    /// READs and atomics in flight; None takes what the device allows, at most 16.
+    pub rd_atomic: Option<u8>,
+    /// `IBV_MTU_*`; None takes the port's active MTU.
+    pub mtu: Option<u32>,
+}
+
+impl Default for Tuning {
+    fn default() -> Self {
+        Tuning {
+            timeout: 14,
+            retry_cnt: 7,
+            rnr_retry: 7,
+            min_rnr_timer: 12,
+            rd_atomic: None,
+            mtu: None,
+        }
+    }
+}
+
+/// Memory of the other end.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Remote {
+    /// Address of its first byte.
+    pub addr: u64,
+    /// Remote key.
+    pub rkey: u32,
+    /// Bytes.
+    pub len: u64,
+}
+
+fn is_v4(gid: &[u8; 16]) -> bool {
+    gid.starts_with(&[0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff])
+}
+
+/// The GID to use, as (index, bytes).
+pub fn choose_gid(context: &Context, device: &Device) -> io::Result<(u32, [u8; 16])> {
+    if let Some(index) = device.gid {
+        return Ok((index, context.gid(index)?));
+    }
+    let rank = |gid: &[u8; 16]| match (is_v4(gid) != device.ipv6, gid.starts_with(&[0xfe, 0x80])) {
+        (true, false) => 0,
+        (true, true) => 1,
+        (false, false) => 2,
+        (false, true) => 3,
+    };
+    let mut gids: Vec<_> = context
+        .gids()?
+        .into_iter()
+        .filter(|(_, kind, gid)| {
+            *kind == verbs::IBV_GID_TYPE_ROCE_V2 && gid.iter().any(|b| *b != 0)
+        })
+        .collect();
+    gids.sort_by_key(|(index, _, gid)| (rank(gid), *index));
+    gids.first()
+        .map(|(index, _, gid)| (*index, *gid))
+        .ok_or_else(|| {
+            io::Error::other(format!(
+                "{} has no RoCE v2 GID: has its interface an address?",
+                context.name
+            ))
+        })
+}
+
+impl Endpoint {
+    /// Opens the device and takes the control channel.
+    pub fn open(device: &Device, oob: Oob, leads: bool, wait: Duration) -> io::Result<Self> {
+        let context = Context::open(device.name.as_deref())?;
+        let (gid_index, gid) = choose_gid(&context, device)?;
+        oob.set_timeout(Some(wait * 4))?;
+        Ok(Endpoint {
+            pd: context.alloc_pd()?,
+            device: context.query_device()?,
+            port: context.query_port(1)?,
+            gid_index: u8::try_from(gid_index)
+                .map_err(|_| io::Error::other("the GID index is above 255"))?,
+            gid,
+            leads,
+            wait,
+            oob: Mutex::new(oob),
+            context,
+        })
+    }
+
+    /// The control channel, for one conversation.
+    pub fn oob(&self) -> MutexGuard<'_, Oob> {
+        self.oob.lock().unwrap_or_else(|poison| poison.into_inner())
+    }
+
+    /// Waits for the other end at `point`.
+    pub fn barrier(&self, point: &str) -> io::Result<()> {
+        self.oob().barrier(point)
+    }
+
+    /// READs and atomics that a QP of this device may have in flight, at most 16.
+    pub fn rd_atomic(&self) -> u8 {
+        let most = self
+            .device
+            .max_qp_rd_atom
+            .min(self.device.max_qp_init_rd_atom)
+            .clamp(0, 16);
+        u8::try_from(most).unwrap_or(1)
+    }
+
+    /// A CQ without events.
+    pub fn cq(&self, entries: u32) -> io::Result<Arc<Cq>> {
+        self.context.create_cq(entries, None)
+    }
+
+    /// An RC QP, in INIT with full access.
+    pub fn qp(&self, init: &QpInit) -> io::Result<Arc<Qp>> {
+        let qp = self.pd.create_qp(init)?;
+        qp.init(ALL_ACCESS)?;
+        Ok(qp)
+    }
+
+    /// `len` bytes of new memory, registered with `access`.
+    pub fn memory(&self, len: usize, access: u32) -> io::Result<Arc<Mr>> {
+        self.pd.reg(&Arc::new(Memory::new(len)?), access)
+    }
+
+    /// Connects `qps` (in INIT) with as many of the other end, in order, up to RTS on both.
+    /// Gives the attributes used for each.
+    pub fn connect(&self, qps: &[Arc<Qp>], tuning: &Tuning) -> io::Result<Vec<Connect>> {
+        let connects = self.plan(qps, tuning)?;
+        for (qp, connect) in qps.iter().zip(&connects) {
+            qp.to_rtr(connect)?;
+        }
+        for (qp, connect) in qps.iter().zip(&connects) {
+            qp.to_rts(connect)?;
+        }
+        self.barrier("connected")?;
+        Ok(connects)
+    }
+
+    /// Exchanges what `connect` needs and leaves the transitions to the caller.
+    pub fn plan(&self, qps: &[Arc<Qp>], tuning: &Tuning) -> io::Result<Vec<Connect>> {
+        let rd = tuning
+            .rd_atomic
+            .unwrap_or_else(|| self.rd_atomic())
+            .min(self.rd_atomic());
+        let mtu = tuning
+            .mtu
+            .unwrap_or(self.port.active_mtu)
+            .min(self.port.active_mtu);
+        let (high, low) = self.gid.split_at(8);
+        let word = |half: &[u8]| u64::from_be_bytes(half.try_into().unwrap_or([0; 8]));
+        let mut words = vec![word(high), word(low), u64::from(rd), u64::from(mtu)];
+        let psn = |qp: &Qp| (qp.number.wrapping_mul(0x9e_3779) ^ 0x5a_5a5a) & 0xff_ffff;
+        for qp in qps {
+            words.push(u64::from(qp.number));
+            words.push(u64::from(psn(qp)));
+        }
+        let theirs = self.oob().exchange(&words)?;
+        if theirs.len() != words.len() {
+            return Err(io::Error::other(
+                "the other end connects another number of QPs",
+            ));
+        }
+        let mut gid = [0; 16];
+        gid[..8].copy_from_slice(&theirs[0].to_be_bytes());
+        gid[8..].copy_from_slice(&theirs[1].to_be_bytes());
+        let their_rd = u8::try_from(theirs[2]).unwrap_or(1);
+        let mtu = mtu.min(theirs[3] as u32);
+        Ok(qps
+            .iter()
+            .zip(theirs[4..].chunks_exact(2))
+            .map(|(qp, their)| Connect {
+                qpn: their[0] as u32,
+                gid,
+                gid_index: self.gid_index,
+                rq_psn: their[1] as u32,
+                sq_psn: psn(qp),
+                mtu,
+                rd_atomic: rd.min(their_rd),
+                dest_rd_atomic: rd.min(their_rd),
+                timeout: tuning.timeout,
+                retry_cnt: tuning.retry_cnt,
+                rnr_retry: tuning.rnr_retry,
+                min_rnr_timer: tuning.min_rnr_timer,
+                traffic_class: 0,
+            })
+            .collect())
+    }
+
+    /// Tells the other end about own memory and learns about its.
+    pub fn exchange_memory(&self, mrs: &[&Arc<Mr>]) -> io::Result<Vec<Remote>> {
+        let words: Vec<u64> = mrs
+            .iter()
+            .flat_map(|mr| [mr.addr(0), u64::from(mr.rkey), mr.len as u64])
+            .collect();
+        let theirs = self.oob().exchange(&words)?;
+        Ok(theirs
+            .chunks_exact(3)
+            .map(|w| Remote {
+                addr: w[0],
+                rkey: w[1] as u32,
+                len: w[2],
+            })
+            .collect())
+    }
+}
+
+/// Runs `end` for this end of the test, or for both as threads; both have to succeed.
+pub fn run(
+    role: &Role,
+    device: &Device,
+    wait: Duration,
+    end: impl Fn(Endpoint) -> Result<i32, String> + Send + Sync,
+) -> Result<i32, String> {
+    let open = |device: &Device, oob: Oob, leads: bool| {
+        Endpoint::open(device, oob, leads, wait)
+            .map_err(|error| format!("{}: {error}", device.name.as_deref().unwrap_or("device")))
+    };
+    match role {
+        Role::Listen(addr) => {
+            let oob = Oob::listen(addr).map_err(|error| format!("listening on {addr}: {error}"))?;
+            end(open(device, oob, false)?)
+        }
+        Role::Connect(addr) => {
+            let oob = Oob::connect(addr, Duration::from_secs(60))
+                .map_err(|error| format!("connecting: {error}"))?;
+            end(open(device, oob, true)?)
+        }
+        Role::Pair(a, b) => {
+            let (left, right) = Oob::pair().map_err(|error| error.to_string())?;
+            let (first, second) = (
+                open(&device.named(a), left, true)?,
+                open(&device.named(b), right, false)?,
+            );
+            std::thread::scope(|scope| {
+                let other = scope.spawn(|| end(second));
+                let mine = end(first);
+                let other = other
+                    .join()
+                    .unwrap_or_else(|_| Err("the second end panicked".into()));
+                match (mine, other) {
+                    (Ok(a), Ok(b)) => Ok(a.max(b)),
+                    (Err(a), Err(b)) => Err(format!("{a}\n{b}")),
+                    (Err(a), _) | (_, Err(a)) => Err(a),
+                }
+            })
+        }
+    }
+}

@@ -1,0 +1,15 @@
+// SPDX-License-Identifier: GPL-2.0
+//! What the programs of this folder share: safe wrappers over libibverbs and a few system
+//! calls, the connection between two ends, test output, and a repeatable random source.
+//!
+//! Unsafe code stands in `ffi`, `sys` and `verbs` only.
+
+pub mod args;
+pub mod endpoint;
+#[allow(unsafe_code)]
+pub(crate) mod ffi;
+pub mod ktap;
+pub mod oob;
+pub mod rng;
+pub mod sys;
+pub mod verbs;
