@@ -1,13 +1,59 @@
 # SPDX-License-Identifier: GPL-2.0
 #
 # metaroce: see README.md. Everything is built in a Debian 13 root that qemu-test/build-root
-# makes with apt and debootstrap; caches lie in $(METAROCE_CACHE), outside of this folder.
+# makes with apt and debootstrap; it and all output lie in $(METAROCE_CACHE), outside of this
+# folder.
+#
+#   make            module (for the stock kernel) and libibverbs plugin
+#   make install    both, on this machine (KDIR=<prepared kernel tree> for another kernel)
+#   make demo       two virtual machines, verified data over many paths, with and without loss
+#   make test       everything that is tested; ends with "N passed, N failed"
+#   make test-core  unit tests and simulation of the protocol core
+#   make lint       rustfmt, clippy, rustdoc, and where unsafe may stand
+#   make bench      metaroce, rdma_rxe and TCP side by side on the native kernel
+#   make bench-vm   the same, shorter, on the stock kernel in a virtual machine
+#   make module     the module alone, quietly (KERNEL=stock|native|native-debug, CLIPPY=1)
+#   make clean      removes what was built from this checkout (not the root and the trees)
 
 KERNEL ?= stock
 METAROCE_CACHE ?= /var/cache/metaroce
-export METAROCE_CACHE
+export METAROCE_CACHE KDIR KVER DESTDIR
 
-.PHONY: module
-# Compiles the module for one kernel kind (KERNEL=stock|native|native-debug).
+.PHONY: all module programs install uninstall demo test test-core lint bench bench-vm clean
+.NOTPARALLEL:
+
+all: module programs
+	@echo ">> module and plugin are built; 'make install' puts them on this machine, 'make demo' shows them in two virtual ones"
+
 module:
-	@qemu-test/module $(KERNEL) $(if $(CLIPPY),CLIPPY=1)
+	@qemu-test/module $(KERNEL) $(if $(CLIPPY),CLIPPY=1) | sed 's/^/>> module: /; s,$$,/metaroce.ko,'
+
+programs:
+	@qemu-test/programs | sed 's/^/>> plugin and programs: /'
+
+install:
+	@install/install
+
+uninstall:
+	@install/install --remove
+
+demo:
+	@qemu-test/suites demo
+
+test:
+	@qemu-test/suites --lint test
+
+test-core:
+	@qemu-test/core test
+
+lint:
+	@qemu-test/core lint
+
+bench:
+	@qemu-test/suites bench
+
+bench-vm:
+	@qemu-test/suites bench-vm
+
+clean:
+	@qemu-test/module --clean
