@@ -17,6 +17,17 @@
 
 #![forbid(unsafe_code)]
 
+mod bitmap;
+mod held;
+mod inbound;
+mod outbound;
+mod overlap;
+mod requester;
+mod responder;
+
+use self::outbound::Outbound;
+use self::requester::Requester;
+use self::responder::Responder;
 use crate::os::{AllocError, Box};
 use crate::proto::api::{
     Direction, Event, Fault, Host, Payload, Placed, Receive, SendWr, Status, StreamHeader,
@@ -157,73 +168,172 @@ pub enum BlockStatus {
     },
 }
 
-/// A queue pair's traffic.
-pub struct Stream {
+/// Smallest and greatest payload MTU that is used.
+const MTU_MIN: u32 = 64;
+const MTU_MAX: u32 = 65_472;
+
+/// Whether sequence (message, request, WR number) `a` comes before `b`.
+const fn before(a: u32, b: u32) -> bool {
+    (a.wrapping_sub(b) as i32) < 0
+}
+
+/// The requester's status for what the responder found.
+const fn status_of(fault: Fault) -> Status {
+    match fault {
+        Fault::InvalidRequest => Status::RemoteInvalidRequest,
+        Fault::Access => Status::RemoteAccess,
+        Fault::Operation => Status::RemoteOperation,
+    }
+}
+
+impl StreamBlock {
+    /// The answer to a data packet for which there is no stream: the sender keeps what it
+    /// has, waits and tries again.
+    pub fn not_ready(h: &StreamHeader) -> Self {
+        Self {
+            dst_qpn: h.src_qpn,
+            src_qpn: h.dst_qpn,
+            dir: h.opcode.direction(),
+            // Below anything that the sender can still learn from.
+            cumulative: h.sseq.wrapping_sub(WINDOW_MAX),
+            msn_done: 0,
+            receive_limit: None,
+            status: BlockStatus::NotReady { round: h.round },
+        }
+    }
+}
+
+/// What both halves share.
+struct Common {
     id: StreamId,
     generation: u32,
     attr: StreamAttr,
     state: State,
+    /// Blocks to be sent: requests, responses.
+    dirty: [bool; 2],
+    /// An entry into ERR that the driver does not know of, with the responder's fault.
+    error: Option<Option<Fault>>,
+}
+
+impl Common {
+    fn responds(&self) -> bool {
+        matches!(self.state, State::Rtr | State::Rts | State::Sqd)
+    }
+
+    fn enter_error(&mut self, fault: Option<Fault>) {
+        if self.state != State::Err {
+            self.state = State::Err;
+            self.error = Some(fault);
+            self.dirty = [true; 2];
+        }
+    }
+}
+
+/// A queue pair's traffic.
+pub struct Stream {
+    c: Common,
+    requester: Requester,
+    responder: Responder,
+    /// Requests have had the last turn to send.
+    turn: bool,
+    /// The sequences are fixed.
+    started: bool,
 }
 
 impl Stream {
     /// A stream in state `Reset` with all the memory it will ever have. `max_send_wr` is
     /// the depth of the send queue, `max_dest_rd_atomic` the READs and atomics that it can
-    /// keep as responder.
+    /// keep as responder (at most [`RD_ATOMIC_MAX`]).
     pub fn new(max_send_wr: u32, max_dest_rd_atomic: u32) -> Result<Box<Self>, AllocError> {
-        let _ = (max_send_wr, max_dest_rd_atomic);
         crate::os::try_box(Self {
-            id: StreamId(0),
-            generation: 0,
-            attr: StreamAttr::default(),
-            state: State::Reset,
+            c: Common {
+                id: StreamId(0),
+                generation: 0,
+                attr: StreamAttr::default(),
+                state: State::Reset,
+                dirty: [false; 2],
+                error: None,
+            },
+            requester: Requester::new(max_send_wr)?,
+            responder: Responder::new(max_dest_rd_atomic)?,
+            turn: false,
+            started: false,
         })
     }
 
     /// Says which slot of which generation the stream is in; events and tokens carry it.
     pub fn set_identity(&mut self, id: StreamId, generation: u32) {
-        self.id = id;
-        self.generation = generation;
+        self.c.id = id;
+        self.c.generation = generation;
     }
 
-    /// Sets the attributes. QP numbers and PSNs count until `Rtr`, the others at any time.
+    /// Sets the attributes. QP numbers count until `Rtr`, `rq_psn` until `Rtr`, `sq_psn`
+    /// until `Rts`, the others at any time.
     pub fn set_attr(&mut self, attr: &StreamAttr) {
-        self.attr = *attr;
+        self.c.attr = *attr;
     }
 
     /// The attributes.
     pub fn attr(&self) -> &StreamAttr {
-        &self.attr
+        &self.c.attr
     }
 
-    /// Back to state `Reset`, everything forgotten.
-    pub fn reset(&mut self) {}
+    /// Back to state `Reset`, everything forgotten, also what the driver has not asked for
+    /// yet. Tokens that are out are to be dropped: the caller changes the generation.
+    pub fn reset(&mut self) {
+        self.c.state = State::Reset;
+        self.c.dirty = [false; 2];
+        self.c.error = None;
+        self.requester.reset();
+        self.responder.reset();
+        self.started = false;
+    }
 
     /// The state.
     pub fn state(&self) -> State {
-        self.state
+        self.c.state
     }
 
     /// The QP was moved to `state` (`Rtr`, `Rts`, `Sqd`, `Err`).
     pub fn set_state(&mut self, now: Time, state: State) {
-        let _ = now;
-        self.state = state;
+        if state == self.c.state {
+            return;
+        }
+        match state {
+            State::Reset | State::Init => self.reset(),
+            State::Rtr => {
+                self.responder.start(&self.c);
+                // Somebody may be waiting for this.
+                self.c.dirty[Direction::Request as usize] = true;
+            }
+            State::Rts | State::Sqd => {
+                if !self.started {
+                    self.started = true;
+                    self.requester.start(&self.c);
+                }
+                self.requester.set_state(now, state);
+            }
+            State::Err => {
+                self.c.enter_error(None);
+                self.responder.stop();
+            }
+        }
+        self.c.state = state;
     }
 
     /// Payload MTU of the connection changed; counts for messages that have not begun.
     pub fn set_payload_mtu(&mut self, mtu: u32) {
-        self.attr.payload_mtu = mtu;
+        self.c.attr.payload_mtu = mtu;
     }
 
     /// Takes a WR and returns its number. In state `Err` it completes as flushed.
     pub fn post(&mut self, now: Time, wr: SendWr) -> Result<u32, PostError> {
-        let _ = (now, wr);
-        Err(PostError::State)
+        self.requester.post(&self.c, now, wr)
     }
 
     /// Whether [`Stream::next_packet`] has something.
     pub fn can_send(&self, now: Time) -> bool {
-        let _ = now;
-        false
+        self.responder.can_send(&self.c, now) || self.requester.can_send(&self.c, now)
     }
 
     /// The next packet that gets a path number for the first time, `None` when there is
@@ -234,38 +344,70 @@ impl Stream {
         payload_budget: u32,
         header: &mut StreamHeader,
     ) -> Option<PacketRef> {
-        let _ = (now, payload_budget, header);
-        None
+        let (c, rq, rs) = (&self.c, &mut self.requester, &mut self.responder);
+        // The two halves take turns.
+        let packet = if self.turn {
+            rs.next_packet(c, now, payload_budget, header)
+                .or_else(|| rq.next_packet(c, now, payload_budget, header))
+        } else {
+            rq.next_packet(c, now, payload_budget, header)
+                .or_else(|| rs.next_packet(c, now, payload_budget, header))
+        };
+        if let Some(p) = packet {
+            self.turn = p.dir == Direction::Request;
+        }
+        packet
     }
 
     /// The header of a packet that has to be sent again under its old path number; false
     /// when its content is not needed any more (send VOID).
     pub fn rebuild(&self, packet: PacketRef, header: &mut StreamHeader) -> bool {
-        let _ = (packet, header);
-        false
+        packet.generation == self.c.generation
+            && match packet.dir {
+                Direction::Request => self.requester.rebuild(&self.c, &packet, header),
+                Direction::Response => self.responder.rebuild(&self.c, &packet, header),
+            }
     }
 
     /// Where the payload of a packet comes from.
     pub fn payload(&self, packet: PacketRef) -> Payload {
-        let _ = packet;
-        Payload::None
+        match packet.dir {
+            _ if packet.generation != self.c.generation => Payload::None,
+            Direction::Request => self.requester.payload(&self.c, &packet),
+            Direction::Response => self.responder.payload(&self.c, &packet),
+        }
+    }
+
+    fn out(&mut self, packet: &PacketRef) -> Option<&mut Outbound> {
+        match packet.dir {
+            _ if packet.generation != self.c.generation => None,
+            Direction::Request => Some(&mut self.requester.out),
+            Direction::Response => Some(&mut self.responder.out),
+        }
     }
 
     /// A path has taken the packet: it is outstanding until [`Stream::released`].
     pub fn sent(&mut self, packet: PacketRef) {
-        let _ = packet;
+        if let Some(out) = self.out(&packet) {
+            out.sent();
+        }
     }
 
     /// The path has an acknowledgement for the packet or has given it up.
     pub fn released(&mut self, now: Time, packet: PacketRef) {
-        let _ = (now, packet);
+        if let Some(out) = self.out(&packet) {
+            out.released(now);
+        }
     }
 
     /// Since when the stream of direction `dir` has unaccepted packets, none of which is
     /// outstanding on any path; rule 1's query follows after 2 SRTT.
     pub fn quiet_since(&self, dir: Direction) -> Option<Time> {
-        let _ = dir;
-        None
+        match dir {
+            _ if !self.c.responds() => None,
+            Direction::Request => self.requester.out.quiet_since(),
+            Direction::Response => self.responder.out.quiet_since(),
+        }
     }
 
     /// Whether one of the directions is quiet ([`Stream::quiet_since`]).
@@ -274,8 +416,8 @@ impl Stream {
             || self.quiet_since(Direction::Response).is_some()
     }
 
-    /// A data packet for this QP. `Err(UnknownStream)`: answer with a block NOT_READY that
-    /// echoes the packet's round.
+    /// A data packet for this QP. `Err(UnknownStream)`: answer with
+    /// [`StreamBlock::not_ready`].
     pub fn receive(
         &mut self,
         now: Time,
@@ -283,85 +425,147 @@ impl Stream {
         payload_len: u32,
         host: &mut dyn Host,
     ) -> Result<Receive, Drop> {
-        let _ = (now, header, payload_len, host);
-        Err(Drop::UnknownStream)
+        if header.src_qpn != self.c.attr.remote_qpn || header.dst_qpn != self.c.attr.local_qpn {
+            return Err(Drop::UnknownStream);
+        }
+        match header.opcode.direction() {
+            Direction::Request => self
+                .responder
+                .receive(&mut self.c, header, payload_len, host),
+            Direction::Response => self
+                .requester
+                .receive(&mut self.c, now, header, payload_len),
+        }
     }
 
     /// A copy has ended.
     pub fn placed(&mut self, now: Time, token: Token, result: Placed, host: &mut dyn Host) {
-        let _ = (now, token, result, host);
+        let _ = host;
+        if token.generation != self.c.generation {
+            return;
+        }
+        match token.direction {
+            Direction::Request => self.responder.placed(&mut self.c, &token, result),
+            Direction::Response => self.requester.placed(&mut self.c, now, &token, result),
+        }
     }
 
     /// Answer to [`Event::Read`].
-    pub fn read_ready(&mut self, now: Time, request: u32, result: Result<(), Fault>) {
-        let _ = (now, request, result);
+    pub fn read_ready(&mut self, _now: Time, request: u32, result: Result<(), Fault>) {
+        self.responder
+            .executed(&mut self.c, request, result.map(|()| 0));
     }
 
     /// Answer to [`Event::Atomic`]: the original value.
-    pub fn atomic_done(&mut self, now: Time, request: u32, result: Result<u64, Fault>) {
-        let _ = (now, request, result);
+    pub fn atomic_done(&mut self, _now: Time, request: u32, result: Result<u64, Fault>) {
+        self.responder.executed(&mut self.c, request, result);
     }
 
     /// Answer to [`Event::Invalidate`].
-    pub fn invalidated(&mut self, now: Time, result: Result<(), Fault>) {
-        let _ = (now, result);
+    pub fn invalidated(&mut self, _now: Time, result: Result<(), Fault>) {
+        self.responder.invalidated(&mut self.c, result);
     }
 
     /// Answer to [`Event::Local`].
     pub fn local_done(&mut self, now: Time, wr: u32, status: Status) {
-        let _ = (now, wr, status);
+        self.requester.local_done(now, wr, status);
     }
 
     /// Receives were posted: `posted` of them are not bound, `None` when unknown.
-    pub fn receives_changed(&mut self, now: Time, posted: Option<u32>) {
-        let _ = (now, posted);
+    pub fn receives_changed(&mut self, _now: Time, posted: Option<u32>) {
+        self.responder.receives_changed(&mut self.c, posted);
     }
 
     /// The block that acknowledges what this end receives in direction `dir`.
     pub fn block(&self, dir: Direction) -> StreamBlock {
-        StreamBlock {
-            dst_qpn: self.attr.remote_qpn,
-            src_qpn: self.attr.local_qpn,
-            dir,
-            cumulative: 0,
-            msn_done: 0,
-            receive_limit: None,
-            status: BlockStatus::Ok,
+        match dir {
+            Direction::Request => self.responder.block(&self.c),
+            Direction::Response => self.requester.block(&self.c),
         }
     }
 
     /// Which blocks have changed since they were taken last: requests, responses.
     pub fn take_dirty(&mut self) -> [bool; 2] {
-        [false; 2]
+        let dirty = core::mem::take(&mut self.c.dirty);
+        if dirty[Direction::Request as usize] {
+            self.responder.block_taken();
+        }
+        dirty
     }
 
     /// The peer's block arrived.
     pub fn on_block(&mut self, now: Time, block: &StreamBlock) {
-        let _ = (now, block);
+        if block.src_qpn != self.c.attr.remote_qpn || block.dst_qpn != self.c.attr.local_qpn {
+            return;
+        }
+        match block.dir {
+            Direction::Request => self.requester.on_block(&self.c, now, block),
+            Direction::Response => self.responder.on_block(&mut self.c, now, block),
+        }
     }
 
     /// The connection was made anew with the same peer: what was outstanding is sent again.
+    /// The caller has forgotten all packets, and releases none of them any more.
     pub fn resume(&mut self, now: Time) {
-        let _ = now;
+        self.requester.resume(now);
+        self.responder.resume(now);
     }
 
-    /// The connection is gone for good: the first unfinished WR ends in RETRY_EXC_ERR.
-    pub fn connection_lost(&mut self, now: Time) {
-        let _ = now;
+    /// The connection is gone for good: the first unfinished WR ends in RETRY_EXC_ERR and
+    /// the QP goes to ERR.
+    pub fn connection_lost(&mut self, _now: Time) {
+        if self.c.responds() && !self.requester.fail_first(Status::RetryExceeded) {
+            self.c.enter_error(None);
+            self.responder.stop();
+        }
     }
 
     /// The next thing for the driver to do.
     pub fn poll_event(&mut self) -> Option<Event> {
-        None
+        let c = &mut self.c;
+        let was = c.state;
+        let event = self.responder.poll(c).or_else(|| self.requester.poll(c));
+        if c.state != was {
+            self.responder.stop();
+        }
+        if event.is_some() {
+            return event;
+        }
+        if self.responder.copying == 0 && self.requester.copying == 0 {
+            if let Some(fault) = c.error.take() {
+                return Some(Event::StreamError {
+                    stream: c.id,
+                    fault,
+                });
+            }
+        }
+        self.requester.poll_flush(c)
     }
 
     /// When [`Stream::on_timeout`] is due.
     pub fn poll_timeout(&self) -> Option<Time> {
-        None
+        if !self.c.responds() {
+            return None;
+        }
+        [
+            self.requester.out.wait(),
+            self.responder.out.wait(),
+            self.requester.deadline(&self.c),
+        ]
+        .into_iter()
+        .flatten()
+        .min()
     }
 
     /// Time has passed.
     pub fn on_timeout(&mut self, now: Time) {
-        let _ = now;
+        if !self.c.responds() {
+            return;
+        }
+        self.requester.out.on_timeout(now);
+        self.responder.out.on_timeout(now);
+        if self.requester.deadline(&self.c).is_some_and(|t| t <= now) {
+            self.requester.fail_first(Status::RetryExceeded);
+        }
     }
 }
