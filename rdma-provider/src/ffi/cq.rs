@@ -34,6 +34,19 @@ pub(super) struct Cq {
 }
 
 impl Cq {
+    /// A completion queue without anything else set.
+    #[cfg(test)]
+    pub(super) fn over(queue: CompletionQueue, arm: ArmWord) -> Cq {
+        // SAFETY: integers, pointers and optional functions.
+        let vcq = unsafe { core::mem::zeroed() };
+        Cq {
+            vcq,
+            queue: Lock::new(queue),
+            arm: Lock::new(arm),
+            current: UnsafeCell::new(metaroce_cqe::default()),
+        }
+    }
+
     /// # Safety
     ///
     /// `cq` is one of ours and lives as long as the result.
@@ -183,6 +196,17 @@ pub(super) unsafe extern "C" fn create_cq_ex(
         return ex;
     }
     // SAFETY: new and ours alone; the ibv_cq_ex is at its start.
+    unsafe { set_readers(ex, wc_flags) };
+    ex
+}
+
+/// Fills in the functions of the extended interface that `wc_flags` asks for.
+///
+/// # Safety
+///
+/// `ex` is one of ours.
+pub(super) unsafe fn set_readers(ex: *mut sys::ibv_cq_ex, wc_flags: u64) {
+    // SAFETY: the caller's promise.
     unsafe {
         (*ex).start_poll = Some(start_poll);
         (*ex).next_poll = Some(next_poll);
@@ -216,7 +240,6 @@ pub(super) unsafe extern "C" fn create_cq_ex(
             (*ex).read_completion_ts = Some(read_completion_ts);
         }
     }
-    ex
 }
 
 /// A completion in the form of libibverbs.

@@ -29,6 +29,11 @@ mod qp;
 mod srq;
 mod wr;
 
+#[cfg(test)]
+mod tests;
+
+#[cfg(test)]
+use core::ffi::c_int;
 use core::ptr::{null_mut, NonNull};
 use core::slice;
 

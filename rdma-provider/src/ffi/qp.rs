@@ -49,14 +49,14 @@ impl Dying {
     /// # Safety
     ///
     /// `qp` stays allocated until [`Dying::take`] has found it.
-    unsafe fn add(&mut self, qp: *mut Qp) {
+    pub(super) unsafe fn add(&mut self, qp: *mut Qp) {
         // SAFETY: the caller holds the lock that guards the field.
         unsafe { (*qp).next_dying = self.first };
         self.first = qp;
     }
 
     /// Takes the first queue pair that is `wanted` off the list.
-    fn take(&mut self, wanted: impl Fn(*mut Qp) -> bool) -> Option<*mut Qp> {
+    pub(super) fn take(&mut self, wanted: impl Fn(*mut Qp) -> bool) -> Option<*mut Qp> {
         let mut link: *mut *mut Qp = &mut self.first;
         // SAFETY: the list is ours, and what is on it allocated.
         unsafe {
@@ -78,6 +78,14 @@ impl Qp {
     fn ibv(qp: *mut Qp) -> *mut sys::ibv_qp {
         // `vqp` is at the start of Qp, and ibv_qp at the start of it.
         qp.cast()
+    }
+
+    /// A queue pair with the given queues, and nothing else set.
+    #[cfg(test)]
+    pub(super) fn over(send: SendQueue, receive: Option<RecvQueue>) -> Qp {
+        // SAFETY: integers, pointers and optional functions.
+        let vqp = unsafe { core::mem::zeroed() };
+        Qp { vqp, send: Lock::new(send), receive: Lock::new(receive), next_dying: null_mut() }
     }
 
     /// # Safety
@@ -439,10 +447,10 @@ unsafe fn push(queue: &mut SendQueue, wr: &sys::ibv_send_wr) -> Result<(), Errno
             return Ok(());
         }
         if wr.send_flags & sys::IBV_SEND_INLINE != 0 {
-            // SAFETY: the program says that its SGEs name memory it may read.
-            let pieces =
-                sges.iter().map(|sge| unsafe { UserBytes::new(sge.addr as *const u8, sge.length as usize) });
-            queue.set_inline(pieces)
+            queue.set_inline(sges.iter().map(|sge| {
+                // SAFETY: the program says that its SGEs name memory it may read.
+                unsafe { UserBytes::new(sge.addr as *const u8, sge.length as usize) }
+            }))
         } else {
             queue.set_sges(sges)
         }

@@ -240,7 +240,8 @@ unsafe extern "C" fn set_inline_data_list(
             if count == 0 {
                 return queue.set_inline(core::iter::empty());
             }
-            if list.is_null() || count > isize::MAX as usize / size_of::<sys::ibv_data_buf>() {
+            // No request takes more, and a slice may not exceed the address space.
+            if list.is_null() || count > 0xffff {
                 return Err(EINVAL);
             }
             let buffers = slice::from_raw_parts(list, count);

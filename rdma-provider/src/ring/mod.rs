@@ -63,6 +63,9 @@ impl UserBytes {
     }
 }
 
+/// The low bits that are clear in a place for a 64-bit value.
+const ALIGNED: usize = 7;
+
 /// A mapped ring.
 pub(crate) struct Ring {
     base: NonNull<u8>,
@@ -126,9 +129,9 @@ impl Ring {
             && header.kind == kind
             && header.entries.is_power_of_two()
             && stride >= stride_min
-            && stride % align_of::<u64>() == 0
+            && stride & ALIGNED == 0
             && slots_offset >= size_of::<metaroce_ring>()
-            && slots_offset % align_of::<u64>() == 0
+            && slots_offset & ALIGNED == 0
             && end.is_some_and(|end| end <= length);
         if !sound {
             return Err(EPROTO);
@@ -162,6 +165,12 @@ impl Ring {
     /// The arm word of a CQ.
     pub(crate) fn arm_word(&self) -> ArmWord {
         ArmWord(NonNull::from(self.word(offset_of!(metaroce_ring, arm))))
+    }
+
+    /// The arm word, as the kernel sees it.
+    #[cfg(test)]
+    pub(crate) fn arm(&self) -> &AtomicU32 {
+        self.word(offset_of!(metaroce_ring, arm))
     }
 
     /// The slot of the free-running `index`.
