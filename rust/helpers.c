@@ -37,3 +37,374 @@ bool metaroce_queue_bh_work(struct work_struct *work)
 {
 	return queue_work(system_bh_wq, work);
 }
+
+/* timers */
+bool metaroce_hrtimer_is_queued(struct hrtimer *timer)
+{
+	return hrtimer_is_queued(timer);
+}
+
+s64 metaroce_hrtimer_get_expires(const struct hrtimer *timer)
+{
+	return ktime_to_ns(hrtimer_get_expires(timer));
+}
+
+/* network devices */
+bool metaroce_ipv6_mod_enabled(void)
+{
+	return ipv6_mod_enabled();
+}
+
+bool metaroce_netif_running(const struct net_device *dev)
+{
+	return netif_running(dev);
+}
+
+bool metaroce_netif_oper_up(const struct net_device *dev)
+{
+	return netif_oper_up(dev);
+}
+
+bool metaroce_netdev_registered(const struct net_device *dev)
+{
+	return READ_ONCE(dev->reg_state) == NETREG_REGISTERED;
+}
+
+bool metaroce_netdev_is_loopback(const struct net_device *dev)
+{
+	return dev->flags & IFF_LOOPBACK;
+}
+
+struct net *metaroce_dev_net(const struct net_device *dev)
+{
+	return dev_net(dev);
+}
+
+/* constants that bindgen cannot evaluate or whose header is not listed */
+const int METAROCE_CONST_CLOCK_MONOTONIC = CLOCK_MONOTONIC;
+const u8 METAROCE_CONST_AF_INET = AF_INET;
+const u8 METAROCE_CONST_AF_INET6 = AF_INET6;
+
+/* sockets */
+struct sock *metaroce_socket_sk(struct socket *sock)
+{
+	return sock->sk;
+}
+
+void *metaroce_sk_user_data(const struct sock *sk)
+{
+	return rcu_dereference_sk_user_data(sk);
+}
+
+/* The same value and field for both families (IPV6_PMTUDISC_PROBE == IP_PMTUDISC_PROBE). */
+void metaroce_set_pmtudisc_probe(struct sock *sk)
+{
+	WRITE_ONCE(inet_sk(sk)->pmtudisc, IP_PMTUDISC_PROBE);
+	if (sk->sk_family == AF_INET6)
+		WRITE_ONCE(inet6_sk(sk)->pmtudisc, IPV6_PMTUDISC_PROBE);
+}
+
+/* routes */
+bool metaroce_dst_check(struct dst_entry *dst, u32 cookie)
+{
+	return dst_check(dst, cookie);
+}
+
+u32 metaroce_rt6_get_cookie(const struct dst_entry *dst)
+{
+	return rt6_get_cookie(dst_rt6_info(dst));
+}
+
+u32 metaroce_dst_headroom(const struct dst_entry *dst)
+{
+	return LL_RESERVED_SPACE(dst_dev(dst)) + dst->header_len;
+}
+
+u32 metaroce_dst_dev_mtu(const struct dst_entry *dst)
+{
+	return READ_ONCE(dst_dev(dst)->mtu);
+}
+
+u32 metaroce_dst_dev_index(const struct dst_entry *dst)
+{
+	return dst_dev(dst)->ifindex;
+}
+
+bool metaroce_dst_is_loopback(const struct dst_entry *dst)
+{
+	return dst_dev(dst)->flags & IFF_LOOPBACK;
+}
+
+/* packets */
+const gfp_t METAROCE_CONST_GFP_ATOMIC_NOWARN = GFP_ATOMIC | __GFP_NOWARN;
+
+bool metaroce_pskb_may_pull(struct sk_buff *skb, unsigned int len)
+{
+	return pskb_may_pull(skb, len);
+}
+
+void *metaroce_skb_network_header(const struct sk_buff *skb)
+{
+	return skb_network_header(skb);
+}
+
+void *metaroce_skb_transport_header(const struct sk_buff *skb)
+{
+	return skb_transport_header(skb);
+}
+
+void metaroce_skb_reset_network_header(struct sk_buff *skb)
+{
+	skb_reset_network_header(skb);
+}
+
+void metaroce_skb_reset_transport_header(struct sk_buff *skb)
+{
+	skb_reset_transport_header(skb);
+}
+
+/* A kept packet must not point to its device. */
+struct net_device *metaroce_skb_take_dev(struct sk_buff *skb)
+{
+	return xchg(&skb->dev, NULL);
+}
+
+void metaroce_skb_dst_drop(struct sk_buff *skb)
+{
+	skb_dst_drop(skb);
+}
+
+void metaroce_skb_orphan(struct sk_buff *skb)
+{
+	skb_orphan(skb);
+}
+
+void *metaroce_skb_pull(struct sk_buff *skb, unsigned int len)
+{
+	return __skb_pull(skb, len);
+}
+
+void *metaroce_skb_push(struct sk_buff *skb, unsigned int len)
+{
+	return __skb_push(skb, len);
+}
+
+void *metaroce_skb_put(struct sk_buff *skb, unsigned int len)
+{
+	return __skb_put(skb, len);
+}
+
+void metaroce_skb_reserve(struct sk_buff *skb, unsigned int len)
+{
+	skb_reserve(skb, len);
+}
+
+unsigned int metaroce_skb_tailroom(const struct sk_buff *skb)
+{
+	return skb_tailroom(skb);
+}
+
+unsigned int metaroce_skb_nr_frags(const struct sk_buff *skb)
+{
+	return skb_shinfo(skb)->nr_frags;
+}
+
+unsigned int metaroce_skb_frag_size(const struct sk_buff *skb, unsigned int i)
+{
+	return skb_frag_size(&skb_shinfo(skb)->frags[i]);
+}
+
+void *metaroce_skb_frag_address(const struct sk_buff *skb, unsigned int i)
+{
+	return skb_frag_address(&skb_shinfo(skb)->frags[i]);
+}
+
+void metaroce_skb_add_rx_frag(struct sk_buff *skb, int i, struct page *page, int off, int size,
+			      unsigned int truesize)
+{
+	skb_add_rx_frag(skb, i, page, off, size, truesize);
+}
+
+void metaroce_skb_set_shared_frag(struct sk_buff *skb)
+{
+	skb_shinfo(skb)->flags |= SKBFL_SHARED_FRAG;
+}
+
+void metaroce_skb_set_l4_hash(struct sk_buff *skb, u32 hash)
+{
+	__skb_set_sw_hash(skb, hash, true);
+}
+
+void metaroce_skb_set_priority(struct sk_buff *skb, u32 priority)
+{
+	skb->priority = priority;
+}
+
+void metaroce_skb_dst_set_noref(struct sk_buff *skb, struct dst_entry *dst)
+{
+	skb_dst_set_noref(skb, dst);
+}
+
+u32 metaroce_rt_tos2priority(u8 tos)
+{
+	return rt_tos2priority(tos);
+}
+
+void metaroce_ip6_flow_hdr(struct ipv6hdr *hdr, unsigned int tclass, u32 label)
+{
+	ip6_flow_hdr(hdr, tclass, htonl(label));
+}
+
+void metaroce_ip6_set_addresses(struct ipv6hdr *hdr, const struct in6_addr *saddr,
+				const struct in6_addr *daddr)
+{
+	hdr->saddr = *saddr;
+	hdr->daddr = *daddr;
+}
+
+/* Lets IPv6 fragment a packet of ours, into pieces of at most @size bytes. */
+void metaroce_skb_fragment6(struct sk_buff *skb, u16 size)
+{
+	skb->ignore_df = 1;
+	IP6CB(skb)->frag_max_size = size;
+}
+
+/* RDMA core */
+struct ib_ucontext *metaroce_udata_context(struct ib_udata *udata)
+{
+	return rdma_udata_to_uverbs_attr_bundle(udata)->context;
+}
+
+struct ib_udata *metaroce_bundle_udata(struct uverbs_attr_bundle *bundle)
+{
+	return &bundle->driver_udata;
+}
+
+int metaroce_udata_in_empty(struct ib_udata *udata)
+{
+	return ib_is_udata_in_empty(udata);
+}
+
+int metaroce_udata_none(struct ib_udata *udata)
+{
+	return ib_no_udata_io(udata);
+}
+
+/* 0: the GID belongs to no netdev any more */
+u32 metaroce_gid_ifindex(const struct ib_gid_attr *attr)
+{
+	struct net_device *ndev;
+	u32 index = 0;
+
+	rcu_read_lock();
+	ndev = rcu_dereference(attr->ndev);
+	if (ndev)
+		index = ndev->ifindex;
+	rcu_read_unlock();
+	return index;
+}
+
+/* registered memory */
+size_t metaroce_umem_pages(struct ib_umem *umem, struct page **pages, size_t max)
+{
+	struct sg_page_iter iter;
+	size_t n = 0;
+
+	for_each_sgtable_page(&umem->sgt_append.sgt, &iter, 0) {
+		if (n == max)
+			break;
+		pages[n++] = sg_page_iter_page(&iter);
+		if (!(n % 65536))
+			cond_resched();
+	}
+	return n;
+}
+
+void metaroce_get_page(struct page *page)
+{
+	get_page(page);
+}
+
+void metaroce_put_page(struct page *page)
+{
+	put_page(page);
+}
+
+void *metaroce_kmap_local(struct page *page)
+{
+	return kmap_local_page(page);
+}
+
+void metaroce_kunmap_local(void *addr)
+{
+	kunmap_local(addr);
+}
+
+void metaroce_xa_init_alloc(struct xarray *xa)
+{
+	xa_init_flags(xa, XA_FLAGS_ALLOC1);
+}
+
+/* Reserves an index: it reads as NULL until something is stored there. */
+int metaroce_xa_reserve_cyclic(struct xarray *xa, u32 *id, u32 min, u32 max, u32 *next)
+{
+	return xa_alloc_cyclic(xa, id, NULL, XA_LIMIT(min, max), next, GFP_KERNEL);
+}
+
+void metaroce_xa_store(struct xarray *xa, u32 id, void *entry)
+{
+	xa_store(xa, id, entry, GFP_KERNEL);
+}
+
+void metaroce_xa_erase(struct xarray *xa, u32 id)
+{
+	xa_erase(xa, id);
+}
+
+void *metaroce_xa_load(struct xarray *xa, u32 id)
+{
+	return xa_load(xa, id);
+}
+
+void metaroce_kfree_rcu(void *p)
+{
+	kvfree_rcu_mightsleep(p);
+}
+
+/* rings */
+void *metaroce_vmalloc_user(size_t size)
+{
+	return vmalloc_user(size);
+}
+
+bool metaroce_vma_is_shared(struct vm_area_struct *vma)
+{
+	return vma->vm_flags & VM_SHARED;
+}
+
+/* netdevs, for port attributes */
+bool metaroce_netdev_is_ether(const struct net_device *dev)
+{
+	return dev->type == ARPHRD_ETHER && dev->addr_len == ETH_ALEN &&
+	       !(dev->flags & IFF_LOOPBACK);
+}
+
+u64 metaroce_netdev_mac(const struct net_device *dev)
+{
+	return ether_addr_to_u64(dev->dev_addr);
+}
+
+/* Mbit/s, 0: unknown; takes the rtnl lock */
+u32 metaroce_netdev_speed(struct net_device *dev)
+{
+	struct ethtool_link_ksettings settings = {};
+	int ret = -ENODEV;
+
+	rtnl_lock();
+	if (dev->reg_state == NETREG_REGISTERED)
+		ret = __ethtool_get_link_ksettings(dev, &settings);
+	rtnl_unlock();
+	if (ret || settings.base.speed == (u32)SPEED_UNKNOWN)
+		return 0;
+	return settings.base.speed;
+}

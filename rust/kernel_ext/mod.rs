@@ -1,0 +1,11 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! Safe wrappers for what the `kernel` crate lacks, one file per C subsystem.
+
+pub mod bh;
+pub mod dst;
+pub mod net;
+pub mod rcu;
+pub mod skb;
+pub mod timer;
+pub mod udp;

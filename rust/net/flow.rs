@@ -1,0 +1,349 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! Sending the packets of one connection on one plane.
+
+#![forbid(unsafe_code)]
+
+use super::{port::Link, Port, Skb, XmitError};
+use crate::{
+    kernel_ext::{
+        bh,
+        dst::{Dst, DstRef, FlowKey},
+        net::ipv4_of,
+        skb::{Headers, TxSkb, IPV4_LEN, IPV6_LEN, MAX_PAGES, UDP_LEN},
+    },
+    mem::Frags,
+    os,
+    proto::{
+        api::{Payload, Transmit},
+        wire,
+    },
+};
+use ::core::sync::atomic::{AtomicU8, Ordering};
+use ::kernel::{
+    new_spinlock,
+    prelude::*,
+    sync::{rcu, Arc, SpinLock},
+};
+
+/// Payload up to this many bytes is copied behind the header: cheaper than a page reference.
+const COPY: usize = 256;
+
+/// ECN field of all packets: ECT(0).
+const ECT0: u8 = 2;
+
+/// Hop limit of answers that belong to no connection.
+const HOP_LIMIT: u8 = 64;
+
+const CRC: u8 = 1;
+const UDP_CHECKSUM: u8 = 2;
+
+/// What a [`Flow`] is made from.
+pub struct FlowInit {
+    /// The device's port.
+    pub port: Arc<Port>,
+    /// Interface index of the local GID's netdev (the device's own, or a VLAN, bond … on
+    /// it); 0 for the device's own.
+    pub interface: u32,
+    /// Local GID.
+    pub local: [u8; 16],
+    /// Remote GID, of the same family.
+    pub remote: [u8; 16],
+    /// Traffic class of the address vector; its ECN bits are ours.
+    pub traffic_class: u8,
+    /// Hop limit of the address vector; 0 takes 64.
+    pub hop_limit: u8,
+    /// Number of paths, 1 to 256.
+    pub paths: usize,
+}
+
+/// Where the packets of a connection go.
+pub struct Flow {
+    port: Arc<Port>,
+    interface: u32,
+    local: [u8; 16],
+    remote: [u8; 16],
+    class: u8,
+    hop_limit: u8,
+    /// Scatters flow hashes of different connections.
+    seed: u64,
+    /// What packets carry beside those of the handshake, which carry both: `CRC`,
+    /// `UDP_CHECKSUM`.
+    integrity: AtomicU8,
+    /// The route of each path; `None` for flows that send one packet.
+    routes: Option<Pin<KBox<SpinLock<os::Vec<Slot>>>>>,
+}
+
+/// The route of a path, as long as its source port stays the same.
+#[derive(Default)]
+struct Slot {
+    source_port: u16,
+    dst: Option<Dst>,
+}
+
+impl Flow {
+    /// A flow that sends with the CRC and without UDP checksum on IPv4, with both on IPv6
+    /// (see [`Flow::set_integrity`]). EINVAL when the GIDs are of two families.
+    pub fn new(init: FlowInit) -> Result<Self> {
+        if ipv4_of(&init.local).is_some() != ipv4_of(&init.remote).is_some() {
+            return Err(EINVAL);
+        }
+        let slots = os::Vec::from_fn(init.paths, |_| Slot::default())?;
+        let routes = KBox::pin_init(new_spinlock!(slots, "metaroce_routes"), GFP_KERNEL)?;
+        let mut flow = Self::bare(init.port, init.interface, init.local, init.remote);
+        flow.class = init.traffic_class & !3 | ECT0;
+        if init.hop_limit != 0 {
+            flow.hop_limit = init.hop_limit;
+        }
+        flow.routes = Some(routes);
+        Ok(flow)
+    }
+
+    /// A flow for one answer to `skb`, which came to `port`. Allocates nothing.
+    pub fn answering(port: &Arc<Port>, skb: &Skb) -> Self {
+        let mut flow = Self::bare(
+            port.clone(),
+            skb.interface(),
+            skb.destination(),
+            skb.source(),
+        );
+        flow.class = skb.traffic_class() & !3 | ECT0;
+        flow
+    }
+
+    fn bare(port: Arc<Port>, interface: u32, local: [u8; 16], remote: [u8; 16]) -> Self {
+        let integrity = if ipv4_of(&local).is_some() {
+            CRC
+        } else {
+            CRC | UDP_CHECKSUM
+        };
+        Self {
+            port,
+            interface,
+            local,
+            remote,
+            class: ECT0,
+            hop_limit: HOP_LIMIT,
+            seed: super::random_u64(),
+            integrity: AtomicU8::new(integrity),
+            routes: None,
+        }
+    }
+
+    /// Sets what the two ends have agreed on for packets outside of the handshake.
+    pub fn set_integrity(&self, crc: bool, udp_checksum: bool) {
+        let bits = if crc { CRC } else { 0 } | if udp_checksum { UDP_CHECKSUM } else { 0 };
+        self.integrity.store(bits, Ordering::Relaxed);
+    }
+
+    /// Whether packets outside of the handshake carry a CRC.
+    pub fn has_crc(&self) -> bool {
+        self.integrity.load(Ordering::Relaxed) & CRC != 0
+    }
+
+    /// Whether it goes over IPv6.
+    pub fn is_ipv6(&self) -> bool {
+        ipv4_of(&self.local).is_none()
+    }
+
+    /// The local GID.
+    pub fn local(&self) -> &[u8; 16] {
+        &self.local
+    }
+
+    /// The remote GID.
+    pub fn remote(&self) -> &[u8; 16] {
+        &self.remote
+    }
+
+    /// Largest IP packet that the interface of this flow's route takes, in bytes, the
+    /// netdev's own without a route; 0 when the port is closed.
+    pub fn mtu(&self) -> u32 {
+        let guard = rcu::read_lock();
+        self.port
+            .with_link(&guard, |link| {
+                let own = link.netdev.mtu();
+                match self.lookup(link, 0, 0) {
+                    Ok(dst) => dst.borrow(&guard).interface_mtu().min(own),
+                    Err(_) => own,
+                }
+            })
+            .unwrap_or(0)
+    }
+
+    /// Sends a packet: header and payload of `tx`, the latter from `frags` (empty for
+    /// padding and packets without). Pages are taken out of `frags` where they are sent by
+    /// reference. Every context but hard interrupts; calls for one path one after the other.
+    pub fn xmit(&self, tx: &Transmit, frags: &mut Frags) -> Result<(), XmitError> {
+        let guard = rcu::read_lock();
+        self.port
+            .with_link(&guard, |link| self.xmit_by(link, &guard, tx, frags))
+            .unwrap_or(Err(XmitError::Refused))
+    }
+
+    fn xmit_by(
+        &self,
+        link: &Link,
+        guard: &rcu::Guard,
+        tx: &Transmit,
+        frags: &mut Frags,
+    ) -> Result<(), XmitError> {
+        let ipv6 = self.is_ipv6();
+        let sock = link.sock(ipv6).ok_or(XmitError::Unreachable)?;
+        let dst = self.route(link, guard, tx)?;
+        let header = tx
+            .header
+            .get(..usize::from(tx.header_len))
+            .ok_or(XmitError::TooBig)?;
+        let payload = match tx.payload {
+            Payload::Pad { len } => len as usize,
+            _ => frags.len(),
+        };
+        let ip_len = if ipv6 { IPV6_LEN } else { IPV4_LEN };
+        let total = (header.len() + payload).saturating_add((ip_len + UDP_LEN) as usize);
+        if total > MAX_DATAGRAM || (!tx.may_fragment && total > dst.interface_mtu() as usize) {
+            return Err(XmitError::TooBig);
+        }
+        let mut skb = build(dst, header, tx, frags, payload).ok_or(XmitError::NoMemory)?;
+        let integrity = self.integrity.load(Ordering::Relaxed);
+        if (tx.always_checksum || integrity & CRC != 0) && !skb.seal(wire::CRC_OFFSET) {
+            return Err(XmitError::TooBig);
+        }
+        skb.send(
+            &sock,
+            dst,
+            &Headers {
+                source: self.local,
+                destination: self.remote,
+                class: self.class,
+                hop_limit: self.hop_limit,
+                flow_label: tx.flow_label,
+                source_port: tx.source_port,
+                destination_port: link.service,
+                checksum: tx.always_checksum || tx.may_fragment || integrity & UDP_CHECKSUM != 0,
+                may_fragment: tx.may_fragment,
+                hash: self.hash(tx.source_port),
+            },
+        )
+    }
+
+    /// The same for all packets of a path, so that queues keep them in order.
+    fn hash(&self, source_port: u16) -> u32 {
+        let x = (self.seed ^ u64::from(source_port)).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        ((x ^ (x >> 29)).wrapping_mul(0xbf58_476d_1ce4_e5b9) >> 32) as u32
+    }
+
+    /// The path's route: the one it had, while its source port is the same and the route
+    /// still holds, otherwise a new one.
+    fn route<'a>(
+        &self,
+        link: &Link,
+        guard: &'a rcu::Guard,
+        tx: &Transmit,
+    ) -> Result<DstRef<'a>, XmitError> {
+        let fresh = || {
+            self.lookup(link, tx.source_port, tx.flow_label)
+                .map_err(|_| XmitError::Unreachable)
+        };
+        let Some(routes) = &self.routes else {
+            return Ok(fresh()?.borrow(guard));
+        };
+        let _bh = bh::disable();
+        let mut slots = routes.lock();
+        let Some(slot) = slots.get_mut(usize::from(tx.path)) else {
+            drop(slots);
+            return Ok(fresh()?.borrow(guard));
+        };
+        if slot.source_port == tx.source_port {
+            if let Some(dst) = slot.dst.as_ref().filter(|d| d.is_valid()) {
+                return Ok(dst.borrow(guard));
+            }
+        }
+        slot.dst = None;
+        let dst = fresh()?;
+        let found = dst.borrow(guard);
+        *slot = Slot {
+            source_port: tx.source_port,
+            dst: Some(dst),
+        };
+        Ok(found)
+    }
+
+    /// Looks a route up: first without a word about the interface, since otherwise the
+    /// stack does not choose between next hops; when that leads out by another interface
+    /// than the GID's, once more by that one.
+    fn lookup(&self, link: &Link, source_port: u16, flow_label: u32) -> Result<Dst> {
+        let interface = match self.interface {
+            0 => link.netdev.index(),
+            i => i,
+        };
+        let key = FlowKey {
+            source: self.local,
+            destination: self.remote,
+            class: self.class & !3,
+            flow_label,
+            source_port,
+            destination_port: link.service,
+            interface: 0,
+        };
+        let guard = rcu::read_lock();
+        if !is_link_local(&self.remote) {
+            if let Ok(dst) = Dst::lookup(link.net(), &key) {
+                let found = dst.borrow(&guard);
+                if found.interface() == interface || found.is_local() {
+                    return Ok(dst);
+                }
+            }
+        }
+        Dst::lookup(link.net(), &FlowKey { interface, ..key })
+    }
+}
+
+/// Largest IP packet, in bytes.
+const MAX_DATAGRAM: usize = 65_535;
+
+fn is_link_local(gid: &[u8; 16]) -> bool {
+    matches!(*gid, [0xfe, b, ..] if b & 0xc0 == 0x80)
+}
+
+/// Makes the packet: a copy of the header, and the payload as pages by reference, or as a
+/// copy where it is small, in too many pieces, or may change until it is sent again.
+fn build(
+    dst: DstRef<'_>,
+    header: &[u8],
+    tx: &Transmit,
+    frags: &mut Frags,
+    payload: usize,
+) -> Option<TxSkb> {
+    let len = u32::try_from(payload).ok()?;
+    if payload <= COPY {
+        let mut skb = TxSkb::new(dst, header, len, 0)?;
+        let to = skb.put_space(payload)?;
+        if !matches!(tx.payload, Payload::Pad { .. }) && !frags.copy_to(0, to) {
+            return None;
+        }
+        return Some(skb);
+    }
+    let copy = tx.resend
+        || matches!(tx.payload, Payload::Pad { .. } | Payload::Read { .. })
+        || frags.pieces() == 0
+        || frags.pieces() > MAX_PAGES;
+    if !copy {
+        let mut skb = TxSkb::new(dst, header, 0, 0)?;
+        for page in frags.drain() {
+            if !skb.add_page(page) {
+                return None;
+            }
+        }
+        return Some(skb);
+    }
+    let mut skb = TxSkb::new(dst, header, 0, len)?;
+    let done = skb.fill(|at, piece| match tx.payload {
+        Payload::Pad { .. } => {
+            piece.fill(0);
+            true
+        }
+        _ => frags.copy_to(at, piece),
+    });
+    done.then_some(skb)
+}

@@ -1,0 +1,386 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! Devices' places in the network: the UDP port of each namespace, which device a packet
+//! belongs to, and news about netdevs.
+
+#![forbid(unsafe_code)]
+
+use super::{NetDev, NetdevEvent, Skb};
+use crate::{
+    kernel_ext::{
+        net::{device_of_address, DevRef, NetId, Notifier, Observer},
+        rcu::Rcu,
+        udp::{Encap, Sock, UdpPort},
+    },
+    proto::{api::HEADER_MAX, wire},
+};
+use ::kernel::{
+    new_mutex,
+    prelude::*,
+    sync::{rcu, Arc, Mutex},
+};
+
+/// Where the base header tells the length of the whole header (16 bits, big-endian).
+const HEADER_LEN_OFFSET: usize = 2;
+
+/// What a device does with packets and news.
+pub trait Client: Send + Sync + 'static {
+    /// A packet for the device: its transport header is linear as far as it says itself how
+    /// long it is, and nothing is checked yet. Softirq.
+    fn receive(&self, skb: Skb);
+
+    /// Something happened to the netdev. Process context, under RTNL. When it has
+    /// unregistered ([`NetdevEvent::Unregister`]), the port is closed already, and the
+    /// device has to go.
+    fn netdev(&self, event: NetdevEvent);
+}
+
+/// What there is of the network as long as the module is loaded.
+static NETWORK: Rcu<Arc<Shared>> = Rcu::empty();
+
+/// The module's part in the network; ends it when dropped. All ports are closed by then.
+pub struct Network {
+    // Dropped first: no event comes any more.
+    _notifier: Pin<KBox<Notifier<Shared>>>,
+}
+
+impl Drop for Network {
+    fn drop(&mut self) {
+        drop(NETWORK.set(None));
+    }
+}
+
+/// Begins: from now on ports can be opened, on UDP port `service`. Called once, when the
+/// module is loaded.
+pub fn start(service: u16) -> Result<Network> {
+    let shared = Arc::pin_init(
+        pin_init!(Shared {
+            service,
+            spaces <- new_mutex!(KVec::new(), "metaroce_spaces"),
+        }),
+        GFP_KERNEL,
+    )?;
+    let cell = KBox::new(shared.clone(), GFP_KERNEL)?;
+    let notifier = KBox::pin_init(Notifier::new(shared), GFP_KERNEL)?;
+    drop(NETWORK.set(Some(cell)));
+    Ok(Network {
+        _notifier: notifier,
+    })
+}
+
+fn network() -> Option<Arc<Shared>> {
+    NETWORK.get(&rcu::read_lock()).cloned()
+}
+
+#[pin_data]
+struct Shared {
+    /// The UDP port of all devices.
+    service: u16,
+    /// Namespaces with open ports.
+    #[pin]
+    spaces: Mutex<KVec<Arc<Space>>>,
+}
+
+/// A network namespace with an open UDP port.
+struct Space {
+    net: NetId,
+    members: Arc<Members>,
+    udp: UdpPort<Members>,
+}
+
+/// The devices of a namespace: who gets its packets.
+struct Members {
+    net: NetId,
+    list: Rcu<KVec<Arc<Link>>>,
+}
+
+/// An open [`Port`]: what it uses.
+pub(super) struct Link {
+    pub(super) netdev: NetDev,
+    pub(super) service: u16,
+    space: Arc<Space>,
+    client: Arc<dyn Client>,
+    port: Arc<Port>,
+}
+
+impl Link {
+    /// The socket to send by.
+    pub(super) fn sock(&self, ipv6: bool) -> Option<Sock<'_>> {
+        self.space.udp.sock(ipv6)
+    }
+
+    /// The namespace.
+    pub(super) fn net(&self) -> NetId {
+        self.space.net
+    }
+}
+
+/// A device's place in the network; closed at first.
+pub struct Port {
+    link: Rcu<Arc<Link>>,
+}
+
+impl Port {
+    /// A closed port.
+    pub fn new() -> Result<Arc<Self>> {
+        Ok(Arc::new(Self { link: Rcu::empty() }, GFP_KERNEL)?)
+    }
+
+    /// Opens the port on `netdev`, in the namespace where it is now: packets begin to come
+    /// to `client`. Fails with EADDRINUSE when another program has the UDP port, with
+    /// ENODEV when the netdev is going, with EBUSY when it is open. Sleeps, takes no RTNL.
+    pub fn open(self: &Arc<Self>, netdev: NetDev, client: Arc<dyn Client>) -> Result {
+        let shared = network().ok_or(ENODEV)?;
+        let mut spaces = shared.spaces.lock();
+        if self.link.get(&rcu::read_lock()).is_some() {
+            return Err(EBUSY);
+        }
+        // The notifier takes the same lock: a netdev that goes later finds this port.
+        if !netdev.is_registered() {
+            return Err(ENODEV);
+        }
+        let net = netdev.net();
+        let space = match spaces.iter().find(|s| s.net == net) {
+            Some(space) => space.clone(),
+            None => {
+                let members = Arc::new(
+                    Members {
+                        net,
+                        list: Rcu::empty(),
+                    },
+                    GFP_KERNEL,
+                )?;
+                spaces.reserve(1, GFP_KERNEL)?;
+                let udp = UdpPort::open(net, shared.service, members.clone())
+                    .inspect_err(|e| report(&netdev, shared.service, *e))?;
+                let space = Arc::new(Space { net, members, udp }, GFP_KERNEL)?;
+                // There is room.
+                let _ = spaces.push(space.clone(), GFP_KERNEL);
+                space
+            }
+        };
+        let opened = self.publish(netdev, client, &space, shared.service);
+        drop(space);
+        shared.sweep(&mut spaces);
+        opened
+    }
+
+    fn publish(
+        self: &Arc<Self>,
+        netdev: NetDev,
+        client: Arc<dyn Client>,
+        space: &Arc<Space>,
+        service: u16,
+    ) -> Result {
+        let link = Arc::new(
+            Link {
+                netdev,
+                service,
+                space: space.clone(),
+                client,
+                port: self.clone(),
+            },
+            GFP_KERNEL,
+        )?;
+        let cell = KBox::new(link.clone(), GFP_KERNEL)?;
+        space.members.change(|list| {
+            list.push(link, GFP_KERNEL)?;
+            Ok(())
+        })?;
+        drop(self.link.set(Some(cell)));
+        Ok(())
+    }
+
+    /// Closes the port and waits until nothing of the network uses the device any more.
+    /// Does nothing when it is closed. Process context; sleeps.
+    pub fn close(&self) {
+        if let Some(shared) = network() {
+            let mut spaces = shared.spaces.lock();
+            self.shut();
+            shared.sweep(&mut spaces);
+        }
+    }
+
+    /// Takes the link away. The caller holds the list of namespaces.
+    fn shut(&self) {
+        let Some(link) = self.link.set(None) else {
+            return;
+        };
+        let members = &link.space.members;
+        // Without memory for a shorter list the old one is cleared in place by its entries'
+        // ports being closed: `receive` asks them.
+        let _ = members.change(|list| {
+            list.retain(|l| !::core::ptr::eq(&**l, &**link));
+            Ok(())
+        });
+    }
+
+    /// Runs `f` with the link, when the port is open.
+    pub(super) fn with_link<R>(&self, guard: &rcu::Guard, f: impl FnOnce(&Link) -> R) -> Option<R> {
+        self.link.get(guard).map(|link| f(link))
+    }
+
+    /// The netdev's MTU, or 0 when the port is closed.
+    pub fn mtu(&self) -> u32 {
+        self.with_link(&rcu::read_lock(), |l| l.netdev.mtu())
+            .unwrap_or(0)
+    }
+
+    /// Whether the port is open, and its netdev up with a working link.
+    pub fn is_operational(&self) -> bool {
+        self.with_link(&rcu::read_lock(), |l| l.netdev.is_operational())
+            .unwrap_or(false)
+    }
+}
+
+/// Says why the UDP port of a namespace could not be opened.
+fn report(netdev: &NetDev, service: u16, e: Error) {
+    if e == EADDRINUSE {
+        pr_err!(
+            "{}: UDP port {} is in use by another program in this network namespace (see ss -ulpn); free it, or load the module with another udp_port\n",
+            netdev.name(),
+            service
+        );
+    } else {
+        pr_err!(
+            "{}: cannot open UDP port {}: error {}\n",
+            netdev.name(),
+            service,
+            e.to_errno()
+        );
+    }
+}
+
+impl Shared {
+    /// Closes UDP ports that no device uses. The caller holds the list.
+    fn sweep(&self, spaces: &mut KVec<Arc<Space>>) {
+        spaces.retain(|s| !s.members.is_empty());
+    }
+}
+
+impl Observer for Shared {
+    fn netdev(&self, event: NetdevEvent, dev: &NetDev) {
+        // Bounded by the number of devices: each call closes or skips one.
+        let mut told = 0;
+        loop {
+            let mut spaces = self.spaces.lock();
+            let next = spaces
+                .iter()
+                .flat_map(|s| s.members.snapshot(told, dev))
+                .next();
+            let Some(link) = next else { return };
+            if event == NetdevEvent::Unregister {
+                link.port.shut();
+                self.sweep(&mut spaces);
+            } else {
+                told += 1;
+            }
+            drop(spaces);
+            link.client.netdev(event);
+        }
+    }
+}
+
+impl Members {
+    fn is_empty(&self) -> bool {
+        self.list
+            .get(&rcu::read_lock())
+            .is_none_or(|list| list.is_empty())
+    }
+
+    /// The link number `skip` of those on `dev`.
+    fn snapshot(&self, skip: usize, dev: &NetDev) -> Option<Arc<Link>> {
+        let guard = rcu::read_lock();
+        self.list
+            .get(&guard)?
+            .iter()
+            .filter(|l| l.netdev.as_ptr() == dev.as_ptr())
+            .nth(skip)
+            .cloned()
+    }
+
+    /// Publishes a changed copy of the list.
+    fn change(&self, f: impl FnOnce(&mut KVec<Arc<Link>>) -> Result) -> Result {
+        // Changes are serialised by the list of namespaces, so the copy stays true; memory
+        // is reserved before the read lock.
+        let len = self.list.get(&rcu::read_lock()).map_or(0, |l| l.len());
+        let mut list = KVec::with_capacity(len + 1, GFP_KERNEL)?;
+        {
+            let guard = rcu::read_lock();
+            for link in self.list.get(&guard).into_iter().flat_map(|l| l.iter()) {
+                let _ = list.push_within_capacity(link.clone());
+            }
+        }
+        f(&mut list)?;
+        drop(self.list.set(Some(KBox::new(list, GFP_KERNEL)?)));
+        Ok(())
+    }
+
+    /// Which device a packet belongs to. With one device there is no question. Otherwise
+    /// the one whose netdev has the destination address (a packet may come in by another
+    /// one, or by the loopback interface), the netdev it came in by deciding between equal
+    /// addresses (link-local ones of a NIC and its VLANs).
+    fn find<'a>(
+        &self,
+        list: &'a [Arc<Link>],
+        skb: &Skb,
+        device: Option<DevRef<'_>>,
+        guard: &rcu::Guard,
+    ) -> Option<&'a Arc<Link>> {
+        if let [only] = list {
+            return Some(only);
+        }
+        let gid = skb.destination();
+        let owner = device_of_address(self.net, &gid, guard);
+        // The same netdev beats one below it.
+        for dev in [device.filter(|_| is_link_local(&gid)), owner, device] {
+            let Some(dev) = dev else { continue };
+            if let Some(link) = list.iter().find(|l| dev.is(&l.netdev)) {
+                return Some(link);
+            }
+            if let Some(link) = list.iter().find(|l| l.netdev.carries(dev)) {
+                return Some(link);
+            }
+        }
+        None
+    }
+}
+
+fn is_link_local(gid: &[u8; 16]) -> bool {
+    matches!(*gid, [0xfe, b, ..] if b & 0xc0 == 0x80)
+}
+
+impl Encap for Members {
+    fn receive(&self, mut skb: Skb, device: Option<DevRef<'_>>) {
+        let guard = rcu::read_lock();
+        let Some(list) = self.list.get(&guard) else {
+            return;
+        };
+        if !pull_header(&mut skb) {
+            return;
+        }
+        if let Some(link) = self.find(list, &skb, device, &guard) {
+            link.client.receive(skb);
+        }
+    }
+}
+
+/// Makes the transport header linear, as far as it says how long it is. `false` without
+/// memory.
+fn pull_header(skb: &mut Skb) -> bool {
+    let have = skb.linear().len();
+    if have == skb.len() as usize {
+        return true;
+    }
+    let base = (wire::BASE_LEN as u32).min(skb.len());
+    if have < wire::BASE_LEN && !skb.pull(base) {
+        return false;
+    }
+    let told = skb
+        .linear()
+        .get(HEADER_LEN_OFFSET..)
+        .and_then(|b| b.first_chunk())
+        .map_or(0, |b| u32::from(u16::from_be_bytes(*b)));
+    let want = told.min(HEADER_MAX as u32).min(skb.len());
+    skb.linear().len() >= want as usize || skb.pull(want)
+}
