@@ -21,7 +21,11 @@
  *
  * Send doorbell: the POST_SEND command of the uverbs write interface with
  * wr_count 0 and wqe_size sizeof(struct ib_uverbs_send_wr). One doorbell may
- * cover any number of WQEs. Receives need no doorbell.
+ * cover any number of WQEs. Receives need no doorbell, unless the kernel asks for
+ * it: after storing the producer of an RQ (not of an SRQ) the user makes a full
+ * barrier, reads metaroce_ring.arm of that RQ, and when it is not 0 rings the send
+ * doorbell of the QP. The kernel sets the word in state ERR, where it flushes what
+ * is posted, and then looks at the producer once more.
  *
  * CQ arming: the user raises metaroce_ring.arm to METAROCE_ARM_* (never lowers
  * it) and polls once more after it; the kernel takes the word back to 0 when it
@@ -86,7 +90,7 @@ struct metaroce_ring {
 	__u32 reserved1[15];
 	__u32 consumer;
 	__u32 reserved2[15];
-	__u32 arm;		/* CQ: enum metaroce_arm */
+	__u32 arm;		/* CQ: enum metaroce_arm; RQ: not 0: receives need a doorbell */
 	__u32 reserved3[15];
 };
 

@@ -507,14 +507,26 @@ pub(super) unsafe extern "C" fn post_recv(
     // SAFETY: made by this file; the list is the program's.
     unsafe {
         let mut queue = Qp::of(qp).receive.lock();
-        let error = match (may_receive(state(qp)), queue.as_mut()) {
-            (Ok(()), Some(queue)) => return srq::post(queue, wr, bad),
-            (Err(error), _) => error,
+        let (result, due) = match (may_receive(state(qp)), queue.as_mut()) {
+            (Ok(()), Some(queue)) => (srq::post(queue, wr, bad), queue.wants_doorbell()),
+            (Err(error), _) => {
+                *bad = wr;
+                return error;
+            }
             // Receives go to the shared queue.
-            (Ok(()), None) => EINVAL,
+            (Ok(()), None) => {
+                *bad = wr;
+                return EINVAL;
+            }
         };
-        *bad = wr;
-        error
+        drop(queue);
+        if due {
+            if let Err(error) = doorbell(qp) {
+                *bad = wr;
+                return error;
+            }
+        }
+        result
     }
 }
 

@@ -368,7 +368,7 @@ fn a_dead_device_fails_the_post() {
 }
 
 #[test]
-fn post_recv_checks_and_needs_no_doorbell() {
+fn post_recv_checks_and_rings_only_when_asked_to() {
     let mut bench = Bench::new();
     let mut list = [sge(1, 2, 3); 3];
     // SAFETY: integers and pointers.
@@ -395,6 +395,13 @@ fn post_recv_checks_and_needs_no_doorbell() {
     // SAFETY: as above.
     assert_eq!(unsafe { qp::post_recv(bench.qp(), &mut wr, &mut bad) }, EINVAL);
     assert_eq!(bench.rung(), 0);
+    // The kernel asks for one in state ERR.
+    bench.set_state(sys::IBV_QPS_ERR);
+    bench.rq.arm().store(1, Ordering::Relaxed);
+    bench.rq.consumer().store(1, Ordering::Release);
+    // SAFETY: as above.
+    assert_eq!(unsafe { qp::post_recv(bench.qp(), &mut wr, &mut bad) }, 0);
+    assert_eq!(bench.rung(), 1);
 }
 
 fn full_cqe(wr_id: u64) -> metaroce_cqe {

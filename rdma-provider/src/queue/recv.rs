@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB
 #![forbid(unsafe_code)]
 
-//! The receive queue, of a queue pair or shared. The kernel looks at it when a message arrives:
-//! there is no doorbell.
+//! The receive queue, of a queue pair or shared. The kernel looks at it when a message arrives: it
+//! needs no doorbell, except in state ERR, where no message arrives and the kernel asks for one.
 
-use core::sync::atomic::Ordering;
+use core::sync::atomic::{fence, Ordering};
 
 use crate::abi::{metaroce_recv_wqe, metaroce_sge, RECV_WQE};
 use crate::errno::{Errno, EINVAL, ENOMEM};
@@ -68,5 +68,12 @@ impl RecvQueue {
             self.published = self.tail;
             self.ring.producer().store(self.tail, Ordering::Release);
         }
+    }
+
+    /// Does the kernel ask for a doorbell after what was published? Not for shared queues.
+    pub(crate) fn wants_doorbell(&self) -> bool {
+        // The kernel sets the word and then looks at the producer: one of the two sees the other.
+        fence(Ordering::SeqCst);
+        self.ring.arm().load(Ordering::Relaxed) != 0
     }
 }

@@ -162,15 +162,14 @@ impl Ring {
         self.word(offset_of!(metaroce_ring, consumer))
     }
 
-    /// The arm word of a CQ.
-    pub(crate) fn arm_word(&self) -> ArmWord {
-        ArmWord(NonNull::from(self.word(offset_of!(metaroce_ring, arm))))
-    }
-
-    /// The arm word, as the kernel sees it.
-    #[cfg(test)]
+    /// The arm word.
     pub(crate) fn arm(&self) -> &AtomicU32 {
         self.word(offset_of!(metaroce_ring, arm))
+    }
+
+    /// The arm word apart from the ring.
+    pub(crate) fn arm_word(&self) -> ArmWord {
+        ArmWord(NonNull::from(self.arm()))
     }
 
     /// The slot of the free-running `index`.
