@@ -26,19 +26,22 @@ const WC_FLAGS: u64 = (sys::IBV_WC_STANDARD_FLAGS | sys::IBV_WC_EX_WITH_COMPLETI
 /// A completion queue.
 #[repr(C)]
 pub(super) struct Cq {
-    vcq: sys::verbs_cq,
+    /// libibverbs writes it while this library has references to the rest.
+    vcq: UnsafeCell<sys::verbs_cq>,
     queue: Lock<CompletionQueue>,
     arm: Lock<ArmWord>,
     /// The completion that the extended interface reads from; guarded by `queue`.
     current: UnsafeCell<metaroce_cqe>,
 }
 
+const _: () = assert!(core::mem::offset_of!(Cq, vcq) == 0);
+
 impl Cq {
     /// A completion queue without anything else set.
     #[cfg(test)]
     pub(super) fn over(queue: CompletionQueue, arm: ArmWord) -> Cq {
         // SAFETY: integers, pointers and optional functions.
-        let vcq = unsafe { core::mem::zeroed() };
+        let vcq = UnsafeCell::new(unsafe { core::mem::zeroed() });
         Cq {
             vcq,
             queue: Lock::new(queue),
@@ -97,7 +100,7 @@ unsafe fn make(
     let cq = cq.as_ptr();
     // SAFETY: `cq` is new and ours alone. `vcq` is at its start.
     unsafe {
-        let vcq = addr_of_mut!((*cq).vcq);
+        let vcq = cq.cast::<sys::verbs_cq>();
         let response = match command(vcq) {
             Ok(response) => response,
             Err(error) => {

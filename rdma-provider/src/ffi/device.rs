@@ -6,6 +6,7 @@
 //! still ours, and somebody else's device never is. The ABI version is agreed on when the context
 //! is made: this library says which versions it speaks, the kernel chooses.
 
+use core::cell::UnsafeCell;
 use core::ffi::{c_char, c_int, c_void};
 use core::mem::{offset_of, MaybeUninit};
 use core::ptr::{addr_of_mut, null_mut};
@@ -125,7 +126,8 @@ static CONTEXT_OPS: Table<sys::verbs_context_ops> = Table({
 /// An open device.
 #[repr(C)]
 pub(crate) struct Context {
-    vctx: sys::verbs_context,
+    /// libibverbs writes it while this library has references to the rest.
+    vctx: UnsafeCell<sys::verbs_context>,
     /// Bytes of the longest message.
     pub(crate) max_message: u64,
     /// Queue pairs that are being destroyed; see `qp`.
@@ -218,7 +220,7 @@ unsafe extern "C" fn alloc_context(
     // SAFETY: `context` is the new structure, not shared so far.
     unsafe {
         addr_of_mut!((*context).dying).write(Lock::new(qp::Dying::default()));
-        let vctx = addr_of_mut!((*context).vctx);
+        let vctx = context.cast::<sys::verbs_context>();
         if let Err(error) = get_context(vctx) {
             if error == EPROTO {
                 explain_mismatch(device);

@@ -8,6 +8,7 @@
 //! kernel is asked, and whoever comes first removes the completions, under the lock of that list:
 //! the destroyer once the kernel returns, or the creator of a queue pair that got the same number.
 
+use core::cell::UnsafeCell;
 use core::ffi::{c_int, c_void};
 use core::ptr::{addr_of_mut, drop_in_place, null_mut};
 use core::sync::atomic::{AtomicU32, Ordering};
@@ -22,7 +23,8 @@ use crate::ring::{Lock, Ring, UserBytes};
 /// A queue pair.
 #[repr(C)]
 pub(super) struct Qp {
-    vqp: sys::verbs_qp,
+    /// libibverbs writes it while this library has references to the rest.
+    vqp: UnsafeCell<sys::verbs_qp>,
     /// The send queue; held from `ibv_wr_start` to `ibv_wr_complete`.
     pub(super) send: Lock<SendQueue>,
     /// The receive queue, unless there is a shared one.
@@ -30,6 +32,8 @@ pub(super) struct Qp {
     /// The next in the list of those being destroyed; guarded by the lock of that list.
     next_dying: *mut Qp,
 }
+
+const _: () = assert!(core::mem::offset_of!(Qp, vqp) == 0);
 
 /// The queue pairs whose completions are still to be removed after the kernel has destroyed them.
 pub(crate) struct Dying {
@@ -84,7 +88,7 @@ impl Qp {
     #[cfg(test)]
     pub(super) fn over(send: SendQueue, receive: Option<RecvQueue>) -> Qp {
         // SAFETY: integers, pointers and optional functions.
-        let vqp = unsafe { core::mem::zeroed() };
+        let vqp = UnsafeCell::new(unsafe { core::mem::zeroed() });
         Qp { vqp, send: Lock::new(send), receive: Lock::new(receive), next_dying: null_mut() }
     }
 
@@ -180,7 +184,7 @@ unsafe fn make(context: *mut sys::ibv_context, attr: &mut sys::ibv_qp_init_attr_
     // SAFETY: the structures have the given sizes; `qp` is new and ours alone; the context is one
     // of ours.
     unsafe {
-        let vqp = addr_of_mut!((*qp).vqp);
+        let vqp = qp.cast::<sys::verbs_qp>();
         let error = sys::ibv_cmd_create_qp_ex(
             context,
             vqp,

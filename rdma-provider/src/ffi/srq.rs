@@ -18,6 +18,8 @@ struct Srq {
     queue: Lock<RecvQueue>,
 }
 
+const _: () = assert!(core::mem::offset_of!(Srq, vsrq) == 0);
+
 /// Posts the list `wr` to `queue`; `bad` gets the first that was not posted.
 ///
 /// # Safety
