@@ -19,7 +19,7 @@ KERNEL ?= stock
 METAROCE_CACHE ?= /var/cache/metaroce
 export METAROCE_CACHE KDIR KVER DESTDIR
 
-.PHONY: all module programs install uninstall demo test test-core lint bench bench-vm clean
+.PHONY: all help module programs install uninstall demo test test-core lint bench bench-vm clean
 .NOTPARALLEL:
 
 all: module programs
@@ -30,6 +30,9 @@ module:
 
 programs:
 	@qemu-test/programs | sed 's/^/>> plugin and programs: /'
+
+help:
+	@sed -n "s,^#   make,  make,p" Makefile
 
 install:
 	@install/install
