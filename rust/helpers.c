@@ -138,6 +138,11 @@ bool metaroce_dst_is_loopback(const struct dst_entry *dst)
 /* packets */
 const gfp_t METAROCE_CONST_GFP_ATOMIC_NOWARN = GFP_ATOMIC | __GFP_NOWARN;
 
+void metaroce_consume_skb(struct sk_buff *skb)
+{
+	consume_skb(skb);
+}
+
 bool metaroce_pskb_may_pull(struct sk_buff *skb, unsigned int len)
 {
 	return pskb_may_pull(skb, len);

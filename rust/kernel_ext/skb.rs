@@ -223,7 +223,7 @@ impl Skb {
 impl Drop for Skb {
     fn drop(&mut self) {
         // SAFETY: `self` owns the packet.
-        unsafe { bindings::consume_skb(self.as_ptr()) };
+        unsafe { bindings::metaroce_consume_skb(self.as_ptr()) };
     }
 }
 
@@ -445,7 +445,7 @@ impl TxSkb {
 impl Drop for TxSkb {
     fn drop(&mut self) {
         // SAFETY: `self` owns the packet.
-        unsafe { bindings::consume_skb(self.as_ptr()) };
+        unsafe { bindings::metaroce_consume_skb(self.as_ptr()) };
     }
 }
 
