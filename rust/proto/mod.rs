@@ -9,12 +9,18 @@
 //! | --- | --- |
 //! | [`api`] | the seam to the driver: events, actions, the host's callbacks |
 //! | [`wire`] | bytes to headers and back; the only place that knows the format |
-//! | [`connection`] | endpoint pair: handshake, paths, acknowledgement, congestion, pacing |
+//! | [`connection`] | endpoint pair: handshake, spraying, acknowledgement, timers |
+//! | [`path`] | one path: numbers sent and received, loss, health |
+//! | [`recovery`] | round-trip times and margins |
+//! | [`congestion`] | windows, pacing, the receiver's shares |
 //! | [`stream`] | queue pair: messages, ordering, placement, RNR, READ and atomics |
 
 #![forbid(unsafe_code)]
 
 pub mod api;
+pub mod congestion;
 pub mod connection;
+pub mod path;
+pub mod recovery;
 pub mod stream;
 pub mod wire;

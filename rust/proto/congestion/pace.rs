@@ -1,0 +1,51 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! Pacing: no more than a burst at once, the rest at the connection's rate.
+
+#![forbid(unsafe_code)]
+
+use crate::proto::api::Time;
+
+/// Bytes that may go at once.
+const BURST: u64 = 64 << 10;
+
+/// A bucket that fills with time. Without a rate it is never empty.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Pace {
+    /// Bytes per 2^20 ns; 0 is unlimited.
+    rate: u64,
+    /// The bucket was full at this time, or will be.
+    full_at: Time,
+}
+
+impl Pace {
+    pub(crate) const fn new() -> Self {
+        Self {
+            rate: 0,
+            full_at: 0,
+        }
+    }
+
+    /// Sets the rate in kbit/s; 0 is unlimited.
+    pub(crate) fn set_kbit(&mut self, kbit: u32) {
+        // kbit/s × 125 bytes/s, times 2^20 / 1e9
+        self.rate = (u64::from(kbit).saturating_mul(125) << 20) / 1_000_000_000;
+    }
+
+    /// When the next packet may go.
+    pub(crate) fn next(&self) -> Time {
+        if self.rate == 0 {
+            return 0;
+        }
+        self.full_at.saturating_sub((BURST << 20) / self.rate)
+    }
+
+    /// `bytes` go at `now`.
+    pub(crate) fn spend(&mut self, now: Time, bytes: u32) {
+        if self.rate == 0 {
+            return;
+        }
+        let time = (u64::from(bytes) << 20) / self.rate;
+        self.full_at = self.full_at.max(now).saturating_add(time);
+    }
+}

@@ -1,0 +1,934 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! A connection: two endpoints, many paths below, many streams above.
+//!
+//! Packets of all streams are sprayed over all paths. A path numbers what it carries and
+//! is responsible for it until it is acknowledged; a stream knows what the packets mean.
+//! PROTOCOL.md has the rules, file by file:
+//!
+//! | module | what |
+//! | --- | --- |
+//! | `handshake` | coming up, cookies, answers without state |
+//! | `receive` | packets in: data, acknowledgements, probes |
+//! | `transmit` | packets out: choice of what and of the path |
+//! | `timers` | silence, health of paths, stream timers |
+//! | `streams` | slots and lists |
+//! | `telemetry` | counters |
+
+#![forbid(unsafe_code)]
+
+mod handshake;
+mod receive;
+mod streams;
+mod telemetry;
+mod timers;
+mod transmit;
+
+pub use self::handshake::{features, stateless_reply};
+pub use self::streams::Spare;
+pub use self::telemetry::{Counters, PathInfo};
+pub use super::path::Health;
+
+use self::handshake::{Answer, Attempt};
+use self::streams::{List, Streams};
+use super::api::{
+    ConnectionError, Direction, Event, Fault, Host, Placed, SendWr, Status, StreamId, Time, Token,
+    Transmit, DATA_OVERHEAD,
+};
+use super::congestion::{Pace, INITIAL_PACKETS};
+use super::path::{Path, OUTSTANDING_MAX};
+use super::recovery::{Margin, INITIAL_RTT};
+use super::stream::{PostError, State, Stream, StreamBlock};
+use super::wire::{CloseKind, Probe};
+use crate::os::{AllocError, Box, Vec};
+
+/// Paths at the most.
+pub const PATHS_MAX: usize = 64;
+
+/// Least payload of a full packet, in bytes; a smaller one is refused.
+pub const PAYLOAD_MTU_MIN: u32 = 512;
+
+/// The payload of a full packet is a multiple of this, so that slices start aligned.
+const PAYLOAD_UNIT: u32 = 16;
+
+/// Final blocks kept for streams that are gone.
+const TOMBSTONES: usize = 64;
+
+/// How long they are kept, and how long a connection outlives its last stream.
+const TOMBSTONE_LIFE: Time = 4_000_000_000;
+
+/// Streams that a packet asked for and that are not there, to be answered.
+const REFUSALS: usize = 16;
+
+/// Probes that wait for their replies to be sent.
+const REPLIES: usize = 16;
+
+/// What a connection has to know about its device.
+#[derive(Clone, Copy, Debug)]
+pub struct Config {
+    /// MTU of the netdev in bytes, IP header included.
+    pub netdev_mtu: u32,
+    /// The addresses are IPv6.
+    pub ipv6: bool,
+    /// Paths to use, 1 to 64.
+    pub paths: u8,
+    /// Ask for a CRC32C in every packet.
+    pub crc: bool,
+    /// UDP checksum 0 may be used on IPv6.
+    pub zero_checksum6: bool,
+    /// Outstanding packets of a path at the most: a power of two from 16 to 256.
+    pub path_records: u16,
+    /// Least margin of every verdict on silence, ns. 1 ms in the driver.
+    pub margin: Time,
+    /// Time that hosts need for batching, ns; the window that a share allows covers it.
+    pub batching: Time,
+    /// Names the device and its life: another one after each restart. Random.
+    pub instance: u64,
+    /// Key of cookies and challenges. Random, the same for all connections of a device.
+    pub secret: [u8; 16],
+    /// Where source ports and first epochs come from. Random, or chosen to repeat a run.
+    pub seed: u64,
+    /// Lowest source port; ports are chosen from the 16384 from there on.
+    pub port_base: u16,
+}
+
+impl Config {
+    /// Usual values, nothing random in them.
+    pub const fn new(netdev_mtu: u32) -> Self {
+        Self {
+            netdev_mtu,
+            ipv6: false,
+            paths: 16,
+            crc: true,
+            zero_checksum6: true,
+            path_records: 64,
+            margin: 1_000_000,
+            batching: 100_000,
+            instance: 0,
+            secret: [0; 16],
+            seed: 0,
+            port_base: 0xc000,
+        }
+    }
+
+    /// Payload of a full packet on this netdev, in bytes; 0 when the MTU is too small.
+    pub fn payload_mtu(&self) -> u32 {
+        let headers = if self.ipv6 { 48 } else { 28 } + DATA_OVERHEAD as u32;
+        // 65535 is what a UDP length can say, and 61440 leaves room for all headers.
+        let room = self.netdev_mtu.saturating_sub(headers).min(61_440);
+        room / PAYLOAD_UNIT * PAYLOAD_UNIT
+    }
+
+    fn features(&self) -> u32 {
+        let mut f = 0;
+        if self.crc {
+            f |= features::CRC;
+        }
+        if self.zero_checksum6 {
+            f |= features::ZERO_CHECKSUM6;
+        }
+        f
+    }
+}
+
+/// Who a connection is between.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Ids {
+    /// What the peer writes into its packets; finds the connection. Not 0, unpredictable.
+    pub local_cid: u64,
+    /// Own GID.
+    pub local_gid: [u8; 16],
+    /// GID of the peer.
+    pub remote_gid: [u8; 16],
+    /// Differentiated services code point, 6 bits.
+    pub dscp: u8,
+}
+
+/// State of a connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ConnectionState {
+    /// The handshake is going on.
+    Connecting,
+    /// Data may flow.
+    Up,
+    /// It has asked the peer to close.
+    Closing,
+    /// The peers have parted.
+    Closed,
+    /// The peer does not speak our version.
+    Failed,
+}
+
+/// What the handshake agreed on.
+#[derive(Clone, Copy, Debug)]
+struct Negotiated {
+    paths: u8,
+    features: u32,
+    payload_mtu: u32,
+}
+
+/// The last words of a stream that is gone.
+#[derive(Clone, Copy)]
+struct Tombstone {
+    qpn: u32,
+    remote_qpn: u32,
+    blocks: [StreamBlock; 2],
+    until: Time,
+    /// Times that the blocks are still to be sent.
+    announce: u8,
+}
+
+/// Acknowledgements to be sent.
+struct AckState {
+    /// Paths with news.
+    dirty: u64,
+    packets: u32,
+    bytes: u32,
+    /// One was asked for, or something unusual is to be told.
+    at_once: bool,
+    /// The batch of received packets is over.
+    batch_over: bool,
+    /// Sent at the latest then; `Time::MAX` is never.
+    deadline: Time,
+    number: u32,
+    /// Packets whose bytes the driver is putting in place.
+    placing: u32,
+    /// Path of the last acknowledgement.
+    rotor: u32,
+    /// Marked packets of the batch so far.
+    ce_in_batch: bool,
+    /// Blocks NOT_READY for streams that packets named and that are not here.
+    refused: [Option<StreamBlock>; REFUSALS],
+    refusals: usize,
+    replies: [Option<(Probe, u8)>; REPLIES],
+}
+
+/// Probing for the greatest packet that passes.
+#[derive(Clone, Copy)]
+struct MtuSearch {
+    /// Payload that is being probed; 0 is none.
+    probing: u32,
+    tries: u8,
+    due: Time,
+    /// Path the probe is on.
+    path: u8,
+    challenge: u64,
+}
+
+/// One connection. See the top of [`api`](super::api) for how to drive it.
+pub struct Connection {
+    cfg: Config,
+    ids: Ids,
+    state: ConnectionState,
+    remote_cid: u64,
+    peer_instance: Option<u64>,
+    agreed: Negotiated,
+    loopback: bool,
+
+    attempt: Attempt,
+    /// A handshake goes on beside the data, since the peer may have lost its state.
+    reattempt: bool,
+    reattempted: Time,
+    not_yet: Time,
+    answer: Option<Answer>,
+    /// Epoch that the own handshake packets announce, and the one that was opened last.
+    first_epoch: u16,
+    opened_epoch: u16,
+
+    paths: Vec<Path>,
+    /// Bytes in flight by path, beside each other because the scheduler compares them.
+    load: [u32; PATHS_MAX],
+    /// Paths in use that are good.
+    good: u64,
+    /// Good paths whose window and records have room.
+    open: u64,
+    /// Paths with lost packets.
+    lost: u64,
+    /// Paths whose packets others are to take over.
+    donors: u64,
+    /// Paths that are to be probed.
+    probe: u64,
+    /// Paths that are silent although later packets of others were acknowledged: a data
+    /// packet on them tells.
+    overdue: u64,
+    /// Paths whose state changed since the last event.
+    changed: u64,
+    rotor: u32,
+    random: u64,
+
+    inflight: u64,
+    /// Sum of the windows of good paths.
+    windows: u64,
+    /// What the peer's share allows.
+    share_window: u32,
+    share: u32,
+    /// The driver's own grant to the peer, kbit/s, 0 is none.
+    grant: u32,
+    pace: Pace,
+    /// Data was ready and no window was open.
+    limited: bool,
+    /// Within this time the paths grow as one.
+    cautious_until: Time,
+    /// The local queue was full: no data before this.
+    blocked_until: Time,
+    /// Sent since the last packet that asked for an acknowledgement.
+    since_request_packets: u32,
+    since_request_bytes: u32,
+
+    srtt: Time,
+    least_rtt: Time,
+    least_since: Time,
+    margin: Margin,
+    /// Send time of the newest packet of any path that is known to have arrived.
+    newest: Time,
+    next_scan: Time,
+    path_timer: Time,
+    stream_timer: Time,
+
+    ack: AckState,
+    streams: Streams,
+    tombstones: Vec<Tombstone>,
+    tombstone_at: usize,
+
+    mtu: MtuSearch,
+    closing: Option<(CloseKind, u32)>,
+    close_number: u32,
+    close_tries: u8,
+    close_due: Time,
+    /// Since when there is no stream.
+    empty_since: Time,
+
+    event_up: bool,
+    event_failed: Option<ConnectionError>,
+    event_closed: bool,
+    received_bytes: u64,
+    reported_bytes: u64,
+    reported_at: Time,
+    counters: Counters,
+}
+
+impl Connection {
+    /// A connection between two endpoints. It starts the handshake at once, except with
+    /// itself: then it is up.
+    pub fn new(cfg: &Config, ids: Ids, now: Time) -> Result<Self, AllocError> {
+        let mut cfg = *cfg;
+        cfg.paths = cfg.paths.clamp(1, PATHS_MAX as u8);
+        let records = usize::from(cfg.path_records)
+            .next_power_of_two()
+            .clamp(16, OUTSTANDING_MAX as usize);
+        let mut random = handshake::keyed_hash(&cfg.secret, &[cfg.seed, ids.local_cid]);
+        let mut draw = || {
+            random = random.wrapping_add(1);
+            handshake::keyed_hash(&cfg.secret, &[random, cfg.seed])
+        };
+        let nonce = draw();
+        let first_epoch = draw() as u16;
+        let mut paths = Vec::with_capacity(usize::from(cfg.paths))?;
+        for _ in 0..cfg.paths {
+            let port = cfg.port_base.wrapping_add((draw() & 0x3fff) as u16);
+            if paths.push(Path::new(first_epoch, records, port)?).is_err() {
+                return Err(AllocError);
+            }
+        }
+        let loopback = ids.local_gid == ids.remote_gid;
+        let agreed = Negotiated {
+            paths: cfg.paths,
+            features: cfg.features(),
+            payload_mtu: cfg.payload_mtu(),
+        };
+        let mut c = Self {
+            cfg,
+            ids,
+            state: ConnectionState::Connecting,
+            remote_cid: 0,
+            peer_instance: None,
+            agreed,
+            loopback,
+            attempt: Attempt::new(nonce, now),
+            reattempt: false,
+            reattempted: 0,
+            not_yet: 0,
+            answer: None,
+            first_epoch,
+            opened_epoch: first_epoch,
+            paths,
+            load: [0; PATHS_MAX],
+            good: 0,
+            open: 0,
+            lost: 0,
+            donors: 0,
+            probe: 0,
+            overdue: 0,
+            changed: 0,
+            rotor: 0,
+            random,
+            inflight: 0,
+            windows: 0,
+            share_window: u32::MAX,
+            share: 0,
+            grant: 0,
+            pace: Pace::new(),
+            limited: false,
+            cautious_until: 0,
+            blocked_until: 0,
+            since_request_packets: 0,
+            since_request_bytes: 0,
+            srtt: INITIAL_RTT,
+            least_rtt: Time::MAX,
+            least_since: now,
+            margin: Margin::new(cfg.margin),
+            newest: 0,
+            next_scan: 0,
+            path_timer: Time::MAX,
+            stream_timer: Time::MAX,
+            ack: AckState {
+                dirty: 0,
+                packets: 0,
+                bytes: 0,
+                at_once: false,
+                batch_over: false,
+                deadline: Time::MAX,
+                number: 0,
+                placing: 0,
+                rotor: 0,
+                ce_in_batch: false,
+                refused: [None; REFUSALS],
+                refusals: 0,
+                replies: [None; REPLIES],
+            },
+            streams: Streams::new(),
+            tombstones: Vec::with_capacity(TOMBSTONES)?,
+            tombstone_at: 0,
+            mtu: MtuSearch {
+                probing: 0,
+                tries: 0,
+                due: Time::MAX,
+                path: 0,
+                challenge: 0,
+            },
+            closing: None,
+            close_number: 0,
+            close_tries: 0,
+            close_due: Time::MAX,
+            empty_since: now,
+            event_up: false,
+            event_failed: None,
+            event_closed: false,
+            received_bytes: 0,
+            reported_bytes: 0,
+            reported_at: now,
+            counters: Counters::default(),
+        };
+        if loopback {
+            let (cid, epoch) = (c.ids.local_cid, c.first_epoch);
+            c.peer_instance = Some(c.cfg.instance);
+            c.up(now, agreed, cid, epoch);
+        }
+        Ok(c)
+    }
+
+    /// Who it is between.
+    pub fn ids(&self) -> &Ids {
+        &self.ids
+    }
+
+    /// Its state.
+    pub fn state(&self) -> ConnectionState {
+        self.state
+    }
+
+    /// Every packet carries a CRC32C (else a UDP checksum). Before the connection is up,
+    /// what this end wishes.
+    pub fn crc(&self) -> bool {
+        self.agreed.features & features::CRC != 0
+    }
+
+    /// UDP checksum 0 may be used on IPv6 packets of this connection.
+    pub fn zero_checksum6(&self) -> bool {
+        self.agreed.features & features::ZERO_CHECKSUM6 != 0
+    }
+
+    /// Payload bytes of a full packet.
+    pub fn payload_mtu(&self) -> u32 {
+        self.agreed.payload_mtu
+    }
+
+    /// Memory for a connection with `streams` streams. Process context, no lock held.
+    pub fn spare(streams: usize) -> Result<Spare, AllocError> {
+        Spare::new(streams)
+    }
+
+    /// Stream slots that have been used; the id of the next stream is at most this number.
+    pub fn slots(&self) -> usize {
+        self.streams.used()
+    }
+
+    /// Streams attached.
+    pub fn streams(&self) -> usize {
+        self.streams.len()
+    }
+
+    /// Attaches a stream, whose attributes are set, and gives its id and what is left of
+    /// `spare` (made for one more than [`Connection::slots`]), to be freed outside the
+    /// lock. Hands both back when the connection is closing, closed or failed.
+    #[allow(clippy::result_large_err)] // both are handed back as they came
+    pub fn attach(
+        &mut self,
+        now: Time,
+        stream: Box<Stream>,
+        spare: Spare,
+    ) -> Result<(StreamId, Spare), (Box<Stream>, Spare)> {
+        if !matches!(
+            self.state,
+            ConnectionState::Connecting | ConnectionState::Up
+        ) {
+            return Err((stream, spare));
+        }
+        let (id, spare) = self.streams.insert(stream, spare)?;
+        let mtu = self.agreed.payload_mtu;
+        if let Some(s) = self.streams.stream_mut(id.0) {
+            s.set_payload_mtu(mtu);
+            if s.state() != State::Reset {
+                // The peer may have been refused before: tell it that the QP is there now.
+                self.mark_dirty(id.0);
+            }
+        }
+        // Ask again soon, should the peer have said that it is not ready.
+        if self.state == ConnectionState::Connecting {
+            self.attempt.due = self.attempt.due.min(now);
+        }
+        self.touch(now, id.0);
+        Ok((id, spare))
+    }
+
+    /// Takes a stream out. Its final blocks are sent and kept for a while.
+    pub fn detach(&mut self, now: Time, id: StreamId) -> Option<Box<Stream>> {
+        let stream = self.streams.remove(id)?;
+        let attr = stream.attr();
+        if !matches!(stream.state(), State::Reset | State::Init) {
+            let tombstone = Tombstone {
+                qpn: attr.local_qpn,
+                remote_qpn: attr.remote_qpn,
+                blocks: [
+                    stream.block(Direction::Request),
+                    stream.block(Direction::Response),
+                ],
+                until: now.saturating_add(TOMBSTONE_LIFE),
+                announce: 2,
+            };
+            if let Err(t) = self.tombstones.push(tombstone) {
+                // The oldest one gives way.
+                if let Some(old) = self.tombstones.get_mut(self.tombstone_at) {
+                    *old = t;
+                }
+                self.tombstone_at = self.tombstone_at.wrapping_add(1) % TOMBSTONES;
+            }
+            self.ack.at_once = true;
+        }
+        for (i, p) in self.paths.iter_mut().enumerate() {
+            let before = p.tx.inflight();
+            p.tx.forget_stream(id);
+            self.inflight = self
+                .inflight
+                .saturating_sub(u64::from(before.saturating_sub(p.tx.inflight())));
+            if !p.tx.has_donations() {
+                self.donors &= !(1 << i);
+            }
+        }
+        if self.streams.len() == 0 {
+            self.empty_since = now;
+            self.close_due = now.saturating_add(TOMBSTONE_LIFE);
+            self.close_tries = 0;
+        }
+        Some(stream)
+    }
+
+    /// A stream, for setting its attributes.
+    pub fn stream(&mut self, id: StreamId) -> Option<&mut Stream> {
+        self.streams.stream_mut(id.0)
+    }
+
+    /// Takes a WR into a stream and gives its number.
+    pub fn post_send(&mut self, now: Time, id: StreamId, wr: SendWr) -> Result<u32, PostError> {
+        let s = self.streams.stream_mut(id.0).ok_or(PostError::NoStream)?;
+        let r = s.post(now, wr);
+        self.touch(now, id.0);
+        r
+    }
+
+    /// The QP was moved to another state.
+    pub fn set_state(&mut self, now: Time, id: StreamId, state: State) {
+        let Some(s) = self.streams.stream_mut(id.0) else {
+            return;
+        };
+        s.set_state(now, state);
+        if state == State::Rtr {
+            // Whoever was told NOT_READY may go on.
+            self.mark_dirty(id.0);
+            if self.state == ConnectionState::Connecting {
+                self.attempt.due = self.attempt.due.min(now);
+            }
+        }
+        self.touch(now, id.0);
+    }
+
+    /// Receives were posted: `posted` are not bound yet, `None` is unknown.
+    pub fn receives_changed(&mut self, now: Time, id: StreamId, posted: Option<u32>) {
+        if let Some(s) = self.streams.stream_mut(id.0) {
+            s.receives_changed(now, posted);
+            self.touch(now, id.0);
+        }
+    }
+
+    /// A copy has ended.
+    pub fn placed(&mut self, now: Time, token: Token, result: Placed, host: &mut dyn Host) {
+        self.ack.placing = self.ack.placing.saturating_sub(1);
+        let i = token.stream.0;
+        if let Some(s) = self.streams.stream_of(i, token.generation) {
+            s.placed(now, token, result, host);
+            self.touch(now, i);
+        }
+    }
+
+    /// Answer to [`Event::Read`].
+    pub fn read_ready(&mut self, now: Time, id: StreamId, request: u32, result: Result<(), Fault>) {
+        if let Some(s) = self.streams.stream_mut(id.0) {
+            s.read_ready(now, request, result);
+            self.touch(now, id.0);
+        }
+    }
+
+    /// Answer to [`Event::Atomic`]: the original value.
+    pub fn atomic_done(
+        &mut self,
+        now: Time,
+        id: StreamId,
+        request: u32,
+        result: Result<u64, Fault>,
+    ) {
+        if let Some(s) = self.streams.stream_mut(id.0) {
+            s.atomic_done(now, request, result);
+            self.touch(now, id.0);
+        }
+    }
+
+    /// Answer to [`Event::Invalidate`].
+    pub fn invalidated(&mut self, now: Time, id: StreamId, result: Result<(), Fault>) {
+        if let Some(s) = self.streams.stream_mut(id.0) {
+            s.invalidated(now, result);
+            self.touch(now, id.0);
+        }
+    }
+
+    /// Answer to [`Event::Local`].
+    pub fn local_done(&mut self, now: Time, id: StreamId, wr: u32, status: Status) {
+        if let Some(s) = self.streams.stream_mut(id.0) {
+            s.local_done(now, wr, status);
+            self.touch(now, id.0);
+        }
+    }
+
+    /// The next thing for the driver to do.
+    pub fn poll_event(&mut self, now: Time) -> Option<Event> {
+        if core::mem::take(&mut self.event_up) {
+            return Some(Event::ConnectionUp);
+        }
+        if let Some(e) = self.event_failed.take() {
+            return Some(Event::ConnectionFailed(e));
+        }
+        if self.changed != 0 {
+            let path = self.changed.trailing_zeros() as u8;
+            self.changed &= self.changed.wrapping_sub(1);
+            return Some(Event::PathChanged { path });
+        }
+        while let Some(i) = self.streams.first(List::Event) {
+            let event = self.streams.stream_mut(i).and_then(|s| s.poll_event());
+            match event {
+                Some(e) => {
+                    if matches!(e, Event::Release(_)) {
+                        self.ack.placing = self.ack.placing.saturating_add(1);
+                    }
+                    return Some(e);
+                }
+                None => {
+                    self.streams.delist(List::Event);
+                    self.update(now, i);
+                }
+            }
+        }
+        core::mem::take(&mut self.event_closed).then_some(Event::ConnectionClosed)
+    }
+
+    /// The state of stream `i` may have changed in any way.
+    fn touch(&mut self, now: Time, i: u32) {
+        self.streams.enlist(List::Event, i);
+        self.update(now, i);
+    }
+
+    /// Puts stream `i` on the lists it belongs on.
+    fn update(&mut self, now: Time, i: u32) {
+        let Some(slot) = self.streams.slot_mut(i) else {
+            return;
+        };
+        let Some(s) = slot.stream.as_deref_mut() else {
+            return;
+        };
+        let [a, b] = s.take_dirty();
+        let dirty = a || b;
+        if dirty {
+            slot.dirty = [slot.dirty[0] || a, slot.dirty[1] || b];
+        }
+        let sends = s.can_send(now);
+        let mut timer = s.poll_timeout().unwrap_or(Time::MAX);
+        if s.wants_query() {
+            timer = timer.min(now.saturating_add(self.srtt));
+        } else {
+            slot.queries = [0; 2];
+        }
+        if dirty {
+            self.streams.enlist(List::Dirty, i);
+            self.ack_later(now);
+        }
+        if sends {
+            self.streams.enlist(List::Send, i);
+        }
+        if timer != Time::MAX {
+            self.streams.enlist(List::Timer, i);
+            self.stream_timer = self.stream_timer.min(timer);
+        }
+    }
+
+    fn mark_dirty(&mut self, i: u32) {
+        if let Some(slot) = self.streams.slot_mut(i) {
+            slot.dirty = [true; 2];
+            self.streams.enlist(List::Dirty, i);
+            self.ack.at_once = true;
+        }
+    }
+
+    /// Whether some stream waits for the peer or for being sent.
+    fn has_work(&self) -> bool {
+        self.streams.first(List::Send).is_some() || self.streams.first(List::Timer).is_some()
+    }
+
+    /// A random number that an off-path attacker cannot know.
+    fn draw(&mut self) -> u64 {
+        self.random = self.random.wrapping_add(1);
+        handshake::keyed_hash(&self.cfg.secret, &[self.random, self.cfg.seed])
+    }
+
+    /// Paths in use, as a mask.
+    fn path_mask(&self) -> u64 {
+        match self.agreed.paths {
+            64.. => u64::MAX,
+            n => (1u64 << n).wrapping_sub(1),
+        }
+    }
+
+    /// Bytes of a full packet, as windows count.
+    fn packet_bytes(&self) -> u32 {
+        self.agreed.payload_mtu.saturating_add(DATA_OVERHEAD as u32)
+    }
+
+    /// The connection is up with a peer that calls it `remote_cid`; both sides begin with
+    /// fresh epochs. What was outstanding before is sent again by the streams.
+    fn up(&mut self, now: Time, agreed: Negotiated, remote_cid: u64, peer_epoch: u16) {
+        let again = self.remote_cid != 0;
+        if again && !self.reattempt && self.first_epoch == self.opened_epoch {
+            self.next_first_epoch();
+        }
+        self.state = ConnectionState::Up;
+        self.reattempt = false;
+        self.remote_cid = remote_cid;
+        self.agreed = agreed;
+        self.not_yet = 0;
+        self.opened_epoch = self.first_epoch;
+        let mask = self.path_mask();
+        let packet = self.packet_bytes();
+        let window =
+            (packet.saturating_mul(INITIAL_PACKETS) / u32::from(agreed.paths.max(1))).max(packet);
+        for p in self.paths.iter_mut() {
+            p.reopen(self.first_epoch, peer_epoch, window);
+        }
+        self.good = mask;
+        self.open = mask;
+        self.load = [0; PATHS_MAX];
+        self.lost = 0;
+        self.donors = 0;
+        self.probe = 0;
+        self.overdue = 0;
+        self.inflight = 0;
+        self.windows = u64::from(window).saturating_mul(u64::from(agreed.paths));
+        self.newest = 0;
+        self.path_timer = Time::MAX;
+        self.ack.dirty = 0;
+        self.ack.number = 0;
+        self.ack.refusals = 0;
+        self.ack.replies = [None; REPLIES];
+        self.begin_mtu_search(now);
+        for i in 0..self.streams.used() as u32 {
+            if let Some(slot) = self.streams.slot_mut(i) {
+                slot.ack_number = [0; 2];
+                slot.queries = [0; 2];
+                if let Some(s) = slot.stream.as_deref_mut() {
+                    s.set_payload_mtu(agreed.payload_mtu);
+                    if again {
+                        s.resume(now);
+                    }
+                }
+            }
+            if again {
+                self.mark_dirty(i);
+            }
+            self.touch(now, i);
+        }
+        self.counters.established = self.counters.established.wrapping_add(1);
+        self.event_up = true;
+    }
+
+    /// Chooses the epoch with which the next incarnation begins.
+    fn next_first_epoch(&mut self) {
+        let newest = self
+            .paths
+            .iter()
+            .map(|p| p.tx.epoch.wrapping_sub(self.opened_epoch))
+            .max()
+            .unwrap_or(0);
+        // Far above what the running one may still open.
+        self.first_epoch = self.opened_epoch.wrapping_add(newest).wrapping_add(256);
+    }
+
+    /// The peer may have lost the connection: asks it, while data goes on.
+    fn suspect_peer(&mut self, now: Time) {
+        const AGAIN: Time = 100_000_000;
+        if self.reattempt || now.saturating_sub(self.reattempted) < AGAIN && self.reattempted != 0 {
+            return;
+        }
+        self.reattempt = true;
+        self.reattempted = now.max(1);
+        self.next_first_epoch();
+        let nonce = self.draw();
+        self.attempt = Attempt::new(nonce, now);
+    }
+
+    /// The peer has no such connection any more: waits for it as at the beginning.
+    fn go_down(&mut self, now: Time) {
+        self.state = ConnectionState::Connecting;
+        self.reattempt = false;
+        self.attempt.due = self.attempt.due.max(now);
+    }
+
+    /// The peer lives anew: what its QPs were is gone.
+    fn restart(&mut self, now: Time) {
+        for i in 0..self.streams.used() as u32 {
+            if let Some(s) = self.streams.stream_mut(i) {
+                s.connection_lost(now);
+                self.touch(now, i);
+            }
+        }
+        self.tombstones.clear();
+        self.tombstone_at = 0;
+        self.event_failed = Some(ConnectionError::PeerRestarted);
+    }
+
+    /// There will be no connection.
+    fn fail(&mut self, now: Time, why: ConnectionError) {
+        self.state = ConnectionState::Failed;
+        for i in 0..self.streams.used() as u32 {
+            if let Some(s) = self.streams.stream_mut(i) {
+                s.connection_lost(now);
+                self.touch(now, i);
+            }
+        }
+        self.event_failed = Some(why);
+        if self.streams.len() == 0 {
+            self.event_closed = true;
+        }
+    }
+
+    fn first_rtt(&mut self, now: Time, rtt: Time) {
+        for p in self.paths.iter_mut() {
+            if !p.rtt.is_known() {
+                p.rtt.sample(now, rtt);
+            }
+        }
+        self.srtt = rtt.max(1);
+    }
+
+    /// Fills in what sends a packet over path `i`.
+    fn address(&self, out: &mut Transmit, i: u32) {
+        out.path = i as u8;
+        if let Some(p) = self.paths.get(i as usize) {
+            out.plane = p.plane;
+            out.source_port = p.port;
+            // Changes with the port, so that IPv6 fabrics see another flow as well.
+            out.flow_label = (u32::from(p.port) << 4 ^ u32::from(p.tx.epoch)) & 0xf_ffff;
+        }
+    }
+
+    /// Grants the peer a share of the inbound bandwidth, kbit/s; 0 is no limit. See
+    /// [`Shares`](super::congestion::Shares).
+    pub fn set_grant(&mut self, kbit: u32) {
+        self.grant = kbit;
+    }
+
+    /// What the peer has sent lately, kbit/s, since the last call.
+    pub fn received_kbit(&mut self, now: Time) -> u32 {
+        let bytes = self.received_bytes.wrapping_sub(self.reported_bytes);
+        let time = now.saturating_sub(self.reported_at).max(1);
+        self.reported_bytes = self.received_bytes;
+        self.reported_at = now;
+        u32::try_from(bytes.saturating_mul(8_000_000) / time).unwrap_or(u32::MAX)
+    }
+
+    /// State of the paths in use.
+    pub fn paths(&self) -> impl Iterator<Item = PathInfo> + '_ {
+        self.paths
+            .iter()
+            .take(usize::from(self.agreed.paths))
+            .enumerate()
+            .map(|(i, p)| PathInfo {
+                path: i as u8,
+                plane: p.plane,
+                health: p.health,
+                port: p.port,
+                epoch: p.tx.epoch,
+                window: p.window.bytes(),
+                inflight: p.tx.inflight(),
+                srtt: p.rtt.smoothed(),
+                min_rtt: p.rtt.least().unwrap_or(0),
+                packets: p.stats.packets,
+                bytes: p.stats.bytes,
+                resent: p.stats.resent,
+                received: p.stats.received,
+                ce: p.stats.ce,
+                failures: p.stats.failures,
+                threshold: p.threshold,
+            })
+    }
+
+    /// Sums of events.
+    pub fn counters(&self) -> &Counters {
+        &self.counters
+    }
+
+    /// Nothing is attached and the grace time is over: it may be dropped.
+    pub fn is_idle(&self, now: Time) -> bool {
+        self.streams.len() == 0 && now.saturating_sub(self.empty_since) >= TOMBSTONE_LIFE
+    }
+
+    /// Ends the connection now (the device goes): tells the peer once and is closed.
+    pub fn close(&mut self, now: Time) {
+        if self.state == ConnectionState::Up && !self.loopback {
+            self.closing = Some((CloseKind::Agree, self.close_number));
+        }
+        for i in 0..self.streams.used() as u32 {
+            if let Some(s) = self.streams.stream_mut(i) {
+                s.connection_lost(now);
+                self.touch(now, i);
+            }
+        }
+        self.state = ConnectionState::Closed;
+        self.event_closed = true;
+    }
+}

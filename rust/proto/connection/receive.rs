@@ -1,0 +1,648 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! Packets in.
+
+#![forbid(unsafe_code)]
+
+use super::streams::List;
+use super::{Connection, ConnectionState, TOMBSTONE_LIFE};
+use crate::proto::api::{Direction, Host, Opcode, Receive, RxInfo, StreamHeader, Time};
+use crate::proto::congestion::{caution, share_window, Context};
+use crate::proto::path::{Acked, Arrival, Health, SendHalf, THRESHOLD_MAX};
+use crate::proto::stream::{BlockStatus, StreamBlock};
+use crate::proto::wire::{
+    AckHeader, Blocks, Body, Close, CloseKind, Drop, Packet, PathBlock, PathHeader, Probe, Queries,
+};
+
+/// Packets or bytes after which an acknowledgement is sent at the end of the batch.
+const ACK_PACKETS: u32 = 4;
+const ACK_BYTES: u32 = 16 << 10;
+/// An acknowledgement waits no longer than this, or a quarter of the round trip.
+const ACK_DELAY_MAX: Time = 1_000_000;
+const ACK_DELAY_MIN: Time = 20_000;
+
+/// Packets acknowledged without a spurious resend after which the gap threshold falls.
+const CALM: u32 = 512;
+
+/// The least round-trip time of the connection is taken anew this often.
+const LEAST_AGE: Time = 10_000_000_000;
+
+impl Connection {
+    /// A packet arrived whose checksum, where it was agreed on one, is right. Handshake
+    /// packets must have come from the address they name (the driver compares). An error
+    /// says why the packet was not used; it is counted here already.
+    pub fn receive(
+        &mut self,
+        now: Time,
+        packet: &Packet<'_>,
+        info: &RxInfo,
+        host: &mut dyn Host,
+    ) -> Result<Receive, Drop> {
+        let r = self.dispatch(now, packet, info, host);
+        if let Err(why) = r {
+            self.counters.drop(why);
+        }
+        r
+    }
+
+    fn dispatch(
+        &mut self,
+        now: Time,
+        packet: &Packet<'_>,
+        info: &RxInfo,
+        host: &mut dyn Host,
+    ) -> Result<Receive, Drop> {
+        packet.check_payload(info.payload_len)?;
+        match packet.connection_id() {
+            None => {
+                self.receive_handshake(now, packet)?;
+                return Ok(Receive::Done);
+            }
+            Some(id) if id != self.ids.local_cid => return Err(Drop::NoConnection),
+            Some(_) => {}
+        }
+        if !matches!(self.state, ConnectionState::Up | ConnectionState::Closing) {
+            return Err(Drop::State);
+        }
+        match packet.body() {
+            Body::Data(p, s) => return self.receive_data(now, p, s, info, host),
+            Body::Ack(a) => {
+                self.counters.acks_rcvd = self.counters.acks_rcvd.wrapping_add(1);
+                self.receive_blocks(now, &a.header, &a.blocks)?;
+            }
+            Body::Probe(p) => self.receive_probe(now, p)?,
+            Body::ProbeReply(r) => {
+                self.receive_blocks(now, &r.ack.header, &r.ack.blocks)?;
+                self.receive_probe_reply(now, &r.probe)?;
+            }
+            Body::Query(q) => self.receive_queries(now, q),
+            Body::Close(c) => self.receive_close(now, c),
+            _ => return Err(Drop::Type),
+        }
+        Ok(Receive::Done)
+    }
+
+    fn receive_data(
+        &mut self,
+        now: Time,
+        p: &PathHeader,
+        s: &StreamHeader,
+        info: &RxInfo,
+        host: &mut dyn Host,
+    ) -> Result<Receive, Drop> {
+        if p.path >= self.agreed.paths {
+            return Err(Drop::Path);
+        }
+        let path = self.paths.get_mut(usize::from(p.path)).ok_or(Drop::Path)?;
+        let arrival = path
+            .rx
+            .arrive(now, p.epoch, p.sequence, p.timestamp, info.ce)?;
+        path.stats.received = path.stats.received.wrapping_add(1);
+        self.counters.rcvd_packets = self.counters.rcvd_packets.wrapping_add(1);
+        self.counters.rcvd_bytes = self
+            .counters
+            .rcvd_bytes
+            .wrapping_add(u64::from(info.payload_len));
+        self.received_bytes = self
+            .received_bytes
+            .wrapping_add(u64::from(info.payload_len));
+        self.ack.dirty |= 1u64 << p.path;
+        self.ack.packets = self.ack.packets.saturating_add(1);
+        self.ack.bytes = self.ack.bytes.saturating_add(info.payload_len);
+        self.ack.batch_over = false;
+        self.ack_later(now);
+        if info.ce {
+            self.counters.ce_rcvd = self.counters.ce_rcvd.wrapping_add(1);
+            if !core::mem::replace(&mut self.ack.ce_in_batch, true) {
+                self.ack.at_once = true;
+            }
+        }
+        if p.ack_request {
+            self.ack.at_once = true;
+        }
+        match arrival {
+            Arrival::Duplicate => {
+                self.counters.duplicate_request = self.counters.duplicate_request.wrapping_add(1);
+                return Err(Drop::PathDuplicate);
+            }
+            Arrival::New { gap: true } => {
+                self.counters.out_of_sequence = self.counters.out_of_sequence.wrapping_add(1);
+                self.ack.at_once = true;
+            }
+            Arrival::New { gap: false } => {}
+        }
+        if s.opcode == Opcode::Void {
+            return Ok(Receive::Done);
+        }
+        let Some(i) = self.streams.find(s.dst_qpn, s.src_qpn) else {
+            self.refuse(now, StreamBlock::not_ready(s));
+            return Err(Drop::UnknownStream);
+        };
+        let Some(stream) = self.streams.stream_mut(i) else {
+            return Err(Drop::UnknownStream);
+        };
+        let r = stream.receive(now, s, info.payload_len, host);
+        match r {
+            Ok(Receive::Place(_)) => self.ack.placing = self.ack.placing.saturating_add(1),
+            Err(Drop::UnknownStream) => self.refuse(now, StreamBlock::not_ready(s)),
+            _ => {}
+        }
+        self.touch(now, i);
+        r
+    }
+
+    /// An acknowledgement is to be sent, though not at once.
+    pub(super) fn ack_later(&mut self, now: Time) {
+        if self.ack.deadline == Time::MAX {
+            let delay = (self.srtt / 4).clamp(ACK_DELAY_MIN, ACK_DELAY_MAX);
+            self.ack.deadline = now.saturating_add(delay);
+        }
+    }
+
+    /// Whether an acknowledgement is to be sent now.
+    pub(super) fn ack_is_due(&self, now: Time) -> bool {
+        let enough = self.ack.packets >= ACK_PACKETS || self.ack.bytes >= ACK_BYTES;
+        // Bytes that are still being copied are not in place: the acknowledgement that
+        // waits for them saves a second one.
+        (self.ack.placing == 0 && (self.ack.at_once || (enough && self.ack.batch_over)))
+            || self.ack.deadline <= now
+    }
+
+    /// No more received packets are waiting at the driver: acknowledgements may go.
+    pub fn end_of_batch(&mut self, now: Time) {
+        let _ = now;
+        self.ack.batch_over = true;
+        self.ack.ce_in_batch = false;
+    }
+
+    /// Answers a packet for a stream that is not there.
+    fn refuse(&mut self, now: Time, block: StreamBlock) {
+        self.ack_later(now);
+        let n = self.ack.refusals;
+        let same = |r: &&mut Option<StreamBlock>| {
+            r.is_some_and(|r| {
+                (r.dst_qpn, r.src_qpn, r.dir) == (block.dst_qpn, block.src_qpn, block.dir)
+            })
+        };
+        if let Some(r) = self.ack.refused.iter_mut().take(n).find(same) {
+            *r = Some(block);
+        } else if let Some(r) = self.ack.refused.get_mut(n) {
+            *r = Some(block);
+            self.ack.refusals = n.wrapping_add(1);
+        }
+        // What does not fit is asked for again.
+    }
+
+    /// Takes the blocks of an acknowledgement or a reply.
+    fn receive_blocks(
+        &mut self,
+        now: Time,
+        h: &AckHeader,
+        blocks: &Blocks<'_>,
+    ) -> Result<(), Drop> {
+        for b in blocks.paths() {
+            let path = self.paths.get(usize::from(b.path)).ok_or(Drop::Path)?;
+            if b.path >= self.agreed.paths {
+                return Err(Drop::Path);
+            }
+            if path.tx.examine(&b) == Acked::Invalid {
+                return Err(Drop::AckInvalid);
+            }
+        }
+        for b in blocks.paths() {
+            self.receive_path_block(now, h.number, &b);
+        }
+        for b in blocks.streams() {
+            let Some(i) = self.streams.find(b.dst_qpn, b.src_qpn) else {
+                continue;
+            };
+            let dir = match b.dir {
+                Direction::Request => 0,
+                Direction::Response => 1,
+            };
+            let Some(slot) = self.streams.slot_mut(i) else {
+                continue;
+            };
+            if let Some(n) = slot.ack_number.get_mut(dir) {
+                if (h.number.wrapping_sub(*n) as i32) < 0 {
+                    continue;
+                }
+                *n = h.number;
+            }
+            if let Some(q) = slot.query.get_mut(dir) {
+                *q = false;
+            }
+            if b.status != BlockStatus::Ok {
+                self.counters.refusals_rcvd = self.counters.refusals_rcvd.wrapping_add(1);
+            }
+            if let Some(s) = slot.stream.as_deref_mut() {
+                s.on_block(now, &b);
+            }
+            self.touch(now, i);
+        }
+        if h.share != self.share {
+            self.share = h.share;
+            self.set_share(h.share);
+        }
+        self.scan_overdue(now);
+        Ok(())
+    }
+
+    pub(super) fn set_share(&mut self, kbit: u32) {
+        self.pace.set_kbit(kbit);
+        let least = if self.least_rtt == Time::MAX {
+            self.srtt
+        } else {
+            self.least_rtt
+        };
+        self.share_window = share_window(kbit, least, self.cfg.batching).max(self.packet_bytes());
+    }
+
+    fn receive_path_block(&mut self, now: Time, number: u32, b: &PathBlock) {
+        let i = usize::from(b.path);
+        let bit = 1u64 << b.path;
+        let packet = self.packet_bytes();
+        let Some(path) = self.paths.get_mut(i) else {
+            return;
+        };
+        let Acked::New(mut newly) = path.tx.examine(b) else {
+            return;
+        };
+        if !path.tx.is_news(number) {
+            return;
+        }
+        path.alive = now;
+        let news = b.received != path.peer_received;
+        let marked = u32::from(b.ce.wrapping_sub(path.peer_ce));
+        let marked = if marked < 0x8000 { marked } else { 0 };
+        let duplicates = b.duplicates.wrapping_sub(path.peer_duplicates);
+        path.peer_received = b.received;
+        path.peer_ce = b.ce;
+        path.peer_duplicates = b.duplicates;
+
+        // What it measures.
+        let sent = SendHalf::time_of(now, b.echo);
+        let mut echo = None;
+        if news && (!path.has_echo || (b.echo.wrapping_sub(path.echo) as i32) > 0) {
+            path.has_echo = true;
+            path.echo = b.echo;
+            if b.delay != u16::MAX {
+                let delay = Time::from(b.delay) << 10;
+                let rtt = now.saturating_sub(sent).saturating_sub(delay);
+                path.rtt.sample(now, rtt);
+                self.margin.ack_delay(now, delay);
+                self.srtt = (self.srtt.saturating_mul(15).saturating_add(rtt)) / 16;
+                self.srtt = self.srtt.max(1);
+                if rtt < self.least_rtt {
+                    self.least_rtt = rtt.max(1);
+                    self.least_since = now;
+                }
+            }
+        }
+        if path.has_echo {
+            echo = Some(path.echo);
+        }
+        if news {
+            self.newest = self.newest.max(sent);
+        }
+
+        // What it acknowledges.
+        let flying_before = path.tx.inflight();
+        let threshold = path.threshold;
+        let (mut bytes, mut packets, mut spurious, mut extent) = (0u32, 0u32, 0u32, 0u32);
+        let any = !newly.is_empty();
+        path.tx.advance(b);
+        let mut last: Option<u32> = None;
+        while let Some(n) = newly.take_lowest() {
+            let lag = path.tx.lag(n);
+            let Some((record, _)) = path.tx.release(n) else {
+                continue;
+            };
+            if echo.is_some_and(|e| path.tx.was_spurious(&record, e)) {
+                spurious = spurious.wrapping_add(1);
+                extent = extent.max(lag);
+            }
+            bytes = bytes.saturating_add(u32::from(record.len));
+            packets = packets.wrapping_add(1);
+            if let Some(c) = record.content {
+                if let Some(s) = self.streams.stream_of(c.stream.0, c.generation) {
+                    s.released(now, c.packet);
+                }
+                if last != Some(c.stream.0) {
+                    if let Some(l) = last.replace(c.stream.0) {
+                        self.streams.enlist(List::Event, l);
+                    }
+                }
+            }
+        }
+        let path_window_before = path.window.bytes();
+
+        // Spurious resends raise the gap threshold, calm lowers it.
+        if spurious > 0 {
+            self.counters.spurious = self.counters.spurious.wrapping_add(u64::from(spurious));
+            path.threshold = extent
+                .saturating_add(1)
+                .clamp(threshold.saturating_add(1), THRESHOLD_MAX);
+            path.calm = 0;
+            path.window.undo();
+        } else if duplicates != 0 && duplicates < 0x8000 && path.tx.was_resending() {
+            path.threshold = threshold.saturating_add(1).min(THRESHOLD_MAX);
+            path.calm = 0;
+        } else if threshold > 1 {
+            path.calm = path.calm.saturating_add(packets);
+            if path.calm >= CALM {
+                path.calm = 0;
+                path.threshold = threshold.saturating_sub(threshold.div_ceil(4)).max(1);
+            }
+        }
+
+        // Loss.
+        let mut lost = 0;
+        if let Some(echo) = echo {
+            let reorder = path.threshold.saturating_sub(1);
+            // A resend that others overtake on a reordering path is not lost either.
+            let slack = (path.rtt.smoothed() >> 9).saturating_mul(u64::from(reorder.min(8))) as u32;
+            let (_, n) = path.tx.detect(path.threshold, echo, slack);
+            lost = n;
+        }
+
+        // Congestion.
+        let least = path.rtt.least().unwrap_or(path.rtt.smoothed());
+        let rate = path.window.rate().max(1);
+        let lateness = self.margin.lateness();
+        let context = Context {
+            mtu: packet,
+            paths: u32::from(self.agreed.paths),
+            limited: self.limited || flying_before >= path.window.bytes(),
+            cautious: now < self.cautious_until,
+        };
+        // Loss or a long round trip mean a queue when they exceed what batching explains.
+        let connection_rate = rate.saturating_mul(u64::from(self.agreed.paths));
+        let batch = u64::from(packet)
+            .saturating_mul(4_000_000_000)
+            .checked_div(connection_rate)
+            .unwrap_or(0)
+            .min(1_000_000);
+        let tolerance = (least / 4).max(lateness).max(batch);
+        let queue = path.rtt.latest() > least.saturating_add(tolerance);
+        path.window.acked(bytes, packets, &context);
+        if queue {
+            path.window.leave_slow_start();
+        }
+        let mut cut = false;
+        if marked > 0 {
+            path.stats.ce = path.stats.ce.wrapping_add(u64::from(marked));
+            self.counters.ce_echoed = self.counters.ce_echoed.wrapping_add(u64::from(marked));
+            cut |= path.window.marked(now, marked, sent);
+        }
+        if lost > 0 {
+            path.window.lost(lost);
+            if queue {
+                let bdp = path.window.bdp(least);
+                cut |= path.window.lost_in_queue(now, sent, bdp);
+            }
+        }
+        path.window.round(now, path.rtt.smoothed(), least, packet);
+        if cut {
+            self.counters.window_cuts = self.counters.window_cuts.wrapping_add(1);
+            self.cautious_until = now.saturating_add(caution(self.srtt));
+        }
+
+        // Silence is counted from here.
+        if news || any {
+            path.unanswered = 0;
+            path.probe = None;
+            path.nudged = false;
+            self.overdue &= !bit;
+            self.probe &= !bit;
+        }
+        let outstanding = path.tx.is_outstanding();
+        path.deadline = if outstanding {
+            now.saturating_add(path.silence(self.margin.get()))
+        } else {
+            Time::MAX
+        };
+        self.path_timer = self.path_timer.min(path.deadline);
+        let window = path.window.bytes();
+        let health = path.health;
+        let flying = path.tx.inflight();
+        let has_lost = path.tx.has_lost();
+        self.inflight = self
+            .inflight
+            .saturating_sub(u64::from(flying_before))
+            .saturating_add(u64::from(flying));
+        if self.good & bit != 0 {
+            self.windows = self
+                .windows
+                .saturating_sub(u64::from(path_window_before))
+                .saturating_add(u64::from(window));
+        }
+        if has_lost {
+            self.lost |= bit;
+        } else {
+            self.lost &= !bit;
+        }
+        if health == Health::Suspect && (news || any) {
+            self.revive(now, i);
+        }
+        self.refresh(i);
+        if let Some(l) = last {
+            self.touch(now, l);
+        }
+        if now.saturating_sub(self.least_since) > LEAST_AGE {
+            self.least_since = now;
+            self.least_rtt = self
+                .paths
+                .iter()
+                .filter_map(|p| p.rtt.least())
+                .min()
+                .unwrap_or(Time::MAX);
+            let share = self.share;
+            self.set_share(share);
+        }
+    }
+
+    /// Finds paths that should have been heard of: something that was sent later on
+    /// another path has arrived.
+    fn scan_overdue(&mut self, now: Time) {
+        if now < self.next_scan {
+            return;
+        }
+        self.next_scan = now.saturating_add(self.srtt / 4);
+        let mut mask = self.good & !self.overdue;
+        while mask != 0 {
+            let i = mask.trailing_zeros();
+            mask &= mask.wrapping_sub(1);
+            let Some(p) = self.paths.get(i as usize) else {
+                break;
+            };
+            if p.tx.is_outstanding()
+                && !p.nudged
+                && p.sent.saturating_add(p.rtt.smoothed() / 4) < self.newest
+                && p.sent.saturating_add(p.rtt.smoothed()) < now
+            {
+                self.overdue |= 1u64 << i;
+            }
+        }
+    }
+
+    fn receive_probe(&mut self, now: Time, p: &Probe) -> Result<(), Drop> {
+        if p.path >= self.agreed.paths {
+            return Err(Drop::Path);
+        }
+        let path = self.paths.get_mut(usize::from(p.path)).ok_or(Drop::Path)?;
+        path.rx.enter(p.epoch)?;
+        let _ = now;
+        // The newest probe of a path takes the place of an older one.
+        let mut free = None;
+        for r in self.ack.replies.iter_mut() {
+            match r {
+                Some((old, _)) if old.path == p.path && old.padding == p.padding => {
+                    free = Some(r);
+                    break;
+                }
+                None if free.is_none() => free = Some(r),
+                _ => {}
+            }
+        }
+        if let Some(r) = free {
+            *r = Some((*p, 2));
+        }
+        Ok(())
+    }
+
+    fn receive_probe_reply(&mut self, now: Time, p: &Probe) -> Result<(), Drop> {
+        if self.mtu_reply(now, p) {
+            return Ok(());
+        }
+        let i = usize::from(p.path);
+        let bit = 1u64.checked_shl(u32::from(p.path)).unwrap_or(0);
+        let full = self.packet_bytes();
+        let path = self.paths.get_mut(i).ok_or(Drop::Path)?;
+        let Some(pending) = path.probe.filter(|q| q.challenge == p.challenge) else {
+            return Err(Drop::Old);
+        };
+        if p.epoch != path.tx.epoch {
+            return Err(Drop::Epoch);
+        }
+        self.counters.probe_replies = self.counters.probe_replies.wrapping_add(1);
+        path.probe = None;
+        path.alive = now;
+        path.unanswered = 0;
+        path.nudged = false;
+        path.rtt.sample(now, now.saturating_sub(pending.sent));
+        self.newest = self.newest.max(pending.sent);
+        self.probe &= !bit;
+        self.overdue &= !bit;
+        let before = path.tx.inflight();
+        let (_, lost) = path.tx.detect_by_probe(p.next, pending.stamp);
+        path.window.lost(lost);
+        let after = path.tx.inflight();
+        self.inflight = self
+            .inflight
+            .saturating_sub(u64::from(before.saturating_sub(after)));
+        if path.tx.has_lost() {
+            self.lost |= bit;
+        }
+        path.deadline = if path.tx.is_outstanding() {
+            now.saturating_add(path.silence(self.margin.get()))
+        } else {
+            Time::MAX
+        };
+        self.path_timer = self.path_timer.min(path.deadline);
+        match path.health {
+            Health::Good => {}
+            Health::Suspect => self.revive(now, i),
+            Health::Failed => {
+                // Small packets never make a path good.
+                path.replies = if pending.padding.saturating_add(64) >= full.saturating_sub(64) {
+                    path.replies.saturating_add(1)
+                } else {
+                    0
+                };
+                if path.replies >= 2 {
+                    self.revive(now, i);
+                } else {
+                    path.deadline = now.saturating_add(path.silence(self.margin.get()));
+                    self.path_timer = self.path_timer.min(path.deadline);
+                    self.probe |= bit;
+                }
+            }
+        }
+        self.refresh(i);
+        Ok(())
+    }
+
+    fn receive_queries(&mut self, now: Time, queries: &Queries<'_>) {
+        self.ack.at_once = true;
+        self.ack_later(now);
+        for q in queries.iter() {
+            let dir = match q.dir {
+                Direction::Request => 0usize,
+                Direction::Response => 1,
+            };
+            if let Some(i) = self.streams.find(q.dst_qpn, q.src_qpn) {
+                if let Some(d) = self.streams.slot_mut(i).and_then(|s| s.dirty.get_mut(dir)) {
+                    *d = true;
+                }
+                self.streams.enlist(List::Dirty, i);
+                continue;
+            }
+            if let Some(t) = self
+                .tombstones
+                .iter_mut()
+                .find(|t| t.qpn == q.dst_qpn && t.remote_qpn == q.src_qpn && t.until > now)
+            {
+                t.announce = t.announce.max(1);
+                continue;
+            }
+            let s = StreamHeader {
+                opcode: match q.dir {
+                    Direction::Request => Opcode::Write,
+                    Direction::Response => Opcode::ReadResponse,
+                },
+                dst_qpn: q.dst_qpn,
+                src_qpn: q.src_qpn,
+                round: q.round,
+                sseq: q.sseq,
+                ..StreamHeader::default()
+            };
+            self.refuse(now, StreamBlock::not_ready(&s));
+        }
+    }
+
+    fn receive_close(&mut self, now: Time, c: &Close) {
+        match c.kind {
+            CloseKind::Request => {
+                // With QPs attached the connection stays.
+                let kind = if self.streams.len() == 0 {
+                    CloseKind::Agree
+                } else {
+                    CloseKind::Refuse
+                };
+                self.closing = Some((kind, c.number));
+                if kind == CloseKind::Agree {
+                    self.state = ConnectionState::Closed;
+                    self.event_closed = true;
+                }
+            }
+            CloseKind::Agree => {
+                if self.streams.len() == 0 {
+                    self.state = ConnectionState::Closed;
+                    self.event_closed = true;
+                } else {
+                    // The peer is gone from here; it comes back when its QPs do.
+                    self.next_first_epoch();
+                    self.go_down(now);
+                }
+            }
+            CloseKind::Refuse => {
+                if self.state == ConnectionState::Closing && c.number == self.close_number {
+                    self.state = ConnectionState::Up;
+                    self.close_tries = 0;
+                    self.close_due = now.saturating_add(TOMBSTONE_LIFE);
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,452 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! What happens when nothing happens: silence on paths, their health, timers of streams,
+//! the greatest packet, the end.
+
+#![forbid(unsafe_code)]
+
+use super::streams::List;
+use super::{Connection, ConnectionState, MtuSearch, PAYLOAD_MTU_MIN, PAYLOAD_UNIT};
+use crate::proto::api::{Direction, Time, DATA_OVERHEAD};
+use crate::proto::congestion::Window;
+use crate::proto::path::Health;
+use crate::proto::wire::Probe;
+
+/// Between two requests to close.
+pub(super) const CLOSE_RETRY: Time = 100_000_000;
+const CLOSE_TRIES: u8 = 5;
+
+/// A path changes its port at most this often (each port is a flow for middle boxes).
+const ROTATION: Time = 1_000_000_000;
+
+/// Unanswered probes of a suspect path before it is left.
+const FAIL_AFTER: u8 = 3;
+
+/// Least time between two probes of a failed path, and greatest time between two probes.
+const PROBE_FAILED: Time = 10_000_000;
+const PROBE_MAX: Time = 500_000_000;
+
+/// Packets that a path which came back may have in flight at first.
+const REVIVED_PACKETS: u32 = 4;
+
+/// Padded probes without reply, while others are heard, before the packets get smaller.
+const MTU_TRIES: u8 = 5;
+
+impl Connection {
+    /// When [`Connection::handle_timeout`] or [`Connection::poll_transmit`] is due next,
+    /// whatever arrives until then. Always enough for progress.
+    pub fn poll_timeout(&self) -> Option<Time> {
+        let mut t = self.stream_timer;
+        if let Some(h) = self.handshake_due() {
+            t = t.min(h);
+        }
+        match self.state {
+            ConnectionState::Up => {
+                t = t.min(self.path_timer).min(self.ack.deadline);
+                if self.mtu.probing != 0 {
+                    t = t.min(self.mtu.due);
+                }
+                if self.streams.len() == 0 {
+                    t = t.min(self.close_due);
+                }
+                let ready = self.lost & self.good != 0
+                    || self.donors != 0
+                    || self.streams.first(List::Send).is_some();
+                if ready {
+                    let window = self.windows.min(u64::from(self.share_window));
+                    if self.inflight == 0 || self.inflight < window {
+                        let next = self.blocked_until.max(self.pace.next());
+                        if self.open != 0 || self.lost & self.good != 0 {
+                            t = t.min(next);
+                        }
+                    }
+                }
+            }
+            ConnectionState::Closing => t = t.min(self.close_due).min(self.ack.deadline),
+            ConnectionState::Connecting => {
+                if self.streams.len() == 0 {
+                    t = t.min(self.close_due);
+                }
+            }
+            ConnectionState::Closed | ConnectionState::Failed => {}
+        }
+        (t != Time::MAX).then_some(t)
+    }
+
+    /// Time has passed.
+    pub fn handle_timeout(&mut self, now: Time) {
+        if self.state == ConnectionState::Up {
+            let due = self.path_timer.min(self.ack.deadline);
+            if due < now {
+                self.margin.late(now, now.saturating_sub(due));
+            }
+        }
+        if self.stream_timer <= now {
+            self.stream_timers(now);
+        }
+        if self.state == ConnectionState::Up && self.path_timer <= now {
+            self.path_timers(now);
+        }
+        if self.mtu.probing != 0 && self.mtu.due <= now && self.mtu.tries >= MTU_TRIES {
+            self.smaller_packets(now);
+        }
+        if self.streams.len() == 0 && self.close_due <= now {
+            self.close_timer(now);
+        }
+    }
+
+    fn stream_timers(&mut self, now: Time) {
+        self.stream_timer = Time::MAX;
+        let wait = self
+            .srtt
+            .saturating_mul(2)
+            .saturating_add(self.margin.get());
+        // Each slot once; those that still have a timer go back to the end.
+        for _ in 0..self.streams.bound() {
+            let Some(i) = self.streams.delist(List::Timer) else {
+                break;
+            };
+            let Some(slot) = self.streams.slot_mut(i) else {
+                break;
+            };
+            let Some(s) = slot.stream.as_deref_mut() else {
+                continue;
+            };
+            let mut fired = false;
+            if s.poll_timeout().is_some_and(|t| t <= now) {
+                s.on_timeout(now);
+                fired = true;
+            }
+            let mut timer = s.poll_timeout().unwrap_or(Time::MAX);
+            let mut ask = false;
+            for (d, dir) in [Direction::Request, Direction::Response]
+                .into_iter()
+                .enumerate()
+            {
+                let Some(since) = s.quiet_since(dir) else {
+                    if let Some(q) = slot.queries.get_mut(d) {
+                        *q = 0;
+                    }
+                    continue;
+                };
+                let sent = slot.queries.get(d).copied().unwrap_or(0);
+                let base = if sent == 0 { since } else { slot.queried };
+                let due = base.saturating_add(wait << sent.min(10));
+                if due <= now {
+                    if let (Some(n), Some(q)) = (slot.queries.get_mut(d), slot.query.get_mut(d)) {
+                        *n = sent.saturating_add(1);
+                        *q = true;
+                        ask = true;
+                    }
+                    let next = wait << sent.saturating_add(1).min(10);
+                    timer = timer.min(now.saturating_add(next));
+                } else {
+                    timer = timer.min(due);
+                }
+            }
+            if ask {
+                slot.queried = now;
+                self.streams.enlist(List::Query, i);
+            }
+            if timer != Time::MAX {
+                // A timer that could not act does not spin.
+                let timer = timer.max(now.saturating_add(1));
+                self.streams.enlist(List::Timer, i);
+                self.stream_timer = self.stream_timer.min(timer);
+            }
+            if fired {
+                self.touch(now, i);
+            }
+        }
+    }
+
+    fn path_timers(&mut self, now: Time) {
+        let mut mask = self.path_mask();
+        while mask != 0 {
+            let i = mask.trailing_zeros() as usize;
+            mask &= mask.wrapping_sub(1);
+            if self.paths.get(i).is_some_and(|p| p.deadline <= now) {
+                self.path_silent(now, i);
+            }
+        }
+        self.path_timer = self
+            .paths
+            .iter()
+            .map(|p| p.deadline)
+            .min()
+            .unwrap_or(Time::MAX);
+    }
+
+    /// Nothing was heard on path `i` for its time of silence.
+    fn path_silent(&mut self, now: Time, i: usize) {
+        let bit = 1u64 << (i & 63);
+        let margin = self.margin.get();
+        let newest = self.newest;
+        let donating = self.donors & bit != 0;
+        let Some(p) = self.paths.get_mut(i) else {
+            return;
+        };
+        match p.health {
+            Health::Good => {
+                let Some(pending) = p.probe else {
+                    if !p.tx.is_outstanding() && self.probe & bit == 0 {
+                        p.deadline = Time::MAX;
+                        return;
+                    }
+                    // Ask what has arrived; and ask another path as well, since its
+                    // answer is what tells failure from a machine that stood still.
+                    p.deadline = now.saturating_add(p.answer_time(margin));
+                    self.probe |= bit;
+                    self.ask_another(now, i);
+                    return;
+                };
+                p.unanswered = p.unanswered.saturating_add(1);
+                if newest >= pending.sent && self.good & !bit != 0 {
+                    self.suspect(now, i);
+                    return;
+                }
+                // Nobody progresses: neither network nor peer is to blame on one path.
+                let wait = p.answer_time(margin) << p.unanswered.min(10);
+                p.deadline = now.saturating_add(wait.min(PROBE_MAX));
+                self.probe |= bit;
+                self.ask_another(now, i);
+            }
+            Health::Suspect => {
+                let heard = p.probe.is_some_and(|q| newest >= q.sent);
+                p.unanswered = p.unanswered.saturating_add(1);
+                if p.unanswered > FAIL_AFTER && heard && !donating {
+                    self.leave(now, i);
+                    return;
+                }
+                let wait = p.answer_time(margin) << p.unanswered.min(10);
+                p.deadline = now.saturating_add(wait.min(PROBE_MAX));
+                self.probe |= bit;
+                if !heard {
+                    self.ask_another(now, i);
+                }
+            }
+            Health::Failed => {
+                p.unanswered = p.unanswered.saturating_add(1);
+                p.replies = 0;
+                let wait = p
+                    .answer_time(margin)
+                    .max(PROBE_FAILED)
+                    .checked_shl(u32::from(p.unanswered.min(10)))
+                    .unwrap_or(PROBE_MAX)
+                    .min(PROBE_MAX);
+                p.deadline = now.saturating_add(wait);
+                self.probe |= bit;
+                self.rotate(now, i);
+            }
+        }
+    }
+
+    /// Probes a good path besides `i` that has nothing outstanding of its own.
+    fn ask_another(&mut self, now: Time, i: usize) {
+        let others = self.good & !(1u64 << (i & 63)) & !self.probe;
+        if others == 0 {
+            return;
+        }
+        let start = (self.ack.rotor.wrapping_add(i as u32)) & 63;
+        let upper = others & (u64::MAX << start);
+        let j = if upper != 0 { upper } else { others }.trailing_zeros();
+        let margin = self.margin.get();
+        if let Some(p) = self.paths.get_mut(j as usize) {
+            if p.probe.is_none() {
+                self.probe |= 1u64 << j;
+                if p.deadline == Time::MAX {
+                    p.deadline = now.saturating_add(p.answer_time(margin));
+                }
+            }
+        }
+    }
+
+    /// Path `i` is silent while others are not: its packets move.
+    fn suspect(&mut self, now: Time, i: usize) {
+        let bit = 1u64 << (i & 63);
+        let margin = self.margin.get();
+        let Some(p) = self.paths.get_mut(i) else {
+            return;
+        };
+        p.health = Health::Suspect;
+        p.unanswered = 1;
+        let window = p.window.bytes();
+        let bytes = p.tx.donate_all();
+        p.deadline = now.saturating_add(p.answer_time(margin));
+        self.inflight = self.inflight.saturating_sub(u64::from(bytes));
+        self.windows = self.windows.saturating_sub(u64::from(window));
+        self.good &= !bit;
+        self.lost &= !bit;
+        self.overdue &= !bit;
+        self.probe |= bit;
+        if p.tx.has_donations() {
+            self.donors |= bit;
+        }
+        self.changed |= bit;
+        self.counters.path_suspected = self.counters.path_suspected.wrapping_add(1);
+        self.refresh(i);
+    }
+
+    /// Leaves path `i`: a new epoch under a new port. Everything has been taken over.
+    fn leave(&mut self, now: Time, i: usize) {
+        let bit = 1u64 << (i & 63);
+        let Some(p) = self.paths.get_mut(i) else {
+            return;
+        };
+        p.health = Health::Failed;
+        p.stats.failures = p.stats.failures.wrapping_add(1);
+        p.unanswered = 0;
+        p.replies = 0;
+        p.probe = None;
+        p.open_epoch(p.tx.epoch.wrapping_add(1));
+        p.rtt = crate::proto::recovery::Rtt::new();
+        p.deadline = now.saturating_add(PROBE_FAILED);
+        self.lost &= !bit;
+        self.donors &= !bit;
+        self.probe |= bit;
+        self.changed |= bit;
+        self.counters.path_failed = self.counters.path_failed.wrapping_add(1);
+        self.rotate(now, i);
+        self.refresh(i);
+    }
+
+    /// Gives path `i` another port, if it has had its own for a while.
+    fn rotate(&mut self, now: Time, i: usize) {
+        let port = self
+            .cfg
+            .port_base
+            .wrapping_add((self.draw() & 0x3fff) as u16);
+        if let Some(p) = self.paths.get_mut(i) {
+            if p.rotated == 0 || now.saturating_sub(p.rotated) >= ROTATION {
+                p.port = port;
+                p.rotated = now.max(1);
+            }
+        }
+    }
+
+    /// Path `i` works (again).
+    pub(super) fn revive(&mut self, now: Time, i: usize) {
+        let bit = 1u64 << (i & 63);
+        let packet = self.packet_bytes();
+        let Some(p) = self.paths.get_mut(i) else {
+            return;
+        };
+        match p.health {
+            Health::Good => return,
+            Health::Suspect => {
+                // The verdict was wrong or the trouble short.
+                p.patience = p.patience.saturating_add(1).min(6);
+                p.tx.keep_donations();
+            }
+            Health::Failed => {
+                p.window = Window::new(packet.saturating_mul(REVIVED_PACKETS));
+                p.patience = 0;
+            }
+        }
+        p.health = Health::Good;
+        p.unanswered = 0;
+        p.replies = 0;
+        p.probe = None;
+        p.alive = now;
+        self.donors &= !bit;
+        if p.tx.has_lost() {
+            self.lost |= bit;
+        }
+        p.deadline = Time::MAX;
+        self.windows = self.windows.saturating_add(u64::from(p.window.bytes()));
+        self.good |= bit;
+        self.changed |= bit;
+        self.counters.path_recovered = self.counters.path_recovered.wrapping_add(1);
+        self.refresh(i);
+    }
+
+    pub(super) fn begin_mtu_search(&mut self, now: Time) {
+        self.mtu = MtuSearch {
+            probing: if self.loopback {
+                0
+            } else {
+                self.agreed.payload_mtu
+            },
+            tries: 0,
+            due: now,
+            path: 0,
+            challenge: 0,
+        };
+    }
+
+    /// How long a padded probe may take.
+    pub(super) fn mtu_wait(&self) -> Time {
+        self.srtt
+            .saturating_mul(3)
+            .saturating_add(self.margin.get().saturating_mul(4))
+    }
+
+    /// Whether the reply is to the running probe for the greatest packet.
+    pub(super) fn mtu_reply(&mut self, now: Time, p: &Probe) -> bool {
+        if self.mtu.probing == 0 || p.challenge != self.mtu.challenge {
+            return false;
+        }
+        self.counters.probe_replies = self.counters.probe_replies.wrapping_add(1);
+        self.newest = self
+            .newest
+            .max(crate::proto::path::SendHalf::time_of(now, p.timestamp));
+        self.mtu.probing = 0;
+        true
+    }
+
+    /// Full packets do not get through although the peer is there: use smaller ones.
+    fn smaller_packets(&mut self, now: Time) {
+        /// Path MTUs worth trying, IP header included.
+        const STEPS: [u32; 7] = [9000, 4200, 2048, 1500, 1420, 1280, 1024];
+        let headers = if self.cfg.ipv6 { 48 } else { 28 } + DATA_OVERHEAD as u32;
+        let now_uses = self.agreed.payload_mtu;
+        let next = STEPS
+            .iter()
+            .map(|m| m.saturating_sub(headers) / PAYLOAD_UNIT * PAYLOAD_UNIT)
+            .find(|p| *p < now_uses && *p >= PAYLOAD_MTU_MIN);
+        // No answer to anything: it is not about size.
+        let heard = self.paths.iter().any(|p| p.alive != 0);
+        match next {
+            Some(payload) if heard => {
+                self.agreed.payload_mtu = payload;
+                for i in 0..self.streams.used() as u32 {
+                    if let Some(s) = self.streams.stream_mut(i) {
+                        s.set_payload_mtu(payload);
+                    }
+                }
+                self.begin_mtu_search(now);
+            }
+            _ => {
+                self.mtu.tries = 0;
+                self.mtu.due = now.saturating_add(PROBE_MAX);
+            }
+        }
+    }
+
+    fn close_timer(&mut self, now: Time) {
+        match self.state {
+            ConnectionState::Up if self.loopback => {
+                self.state = ConnectionState::Closed;
+                self.event_closed = true;
+            }
+            ConnectionState::Up => {
+                self.state = ConnectionState::Closing;
+                self.close_number = self.close_number.wrapping_add(1);
+                self.close_tries = 0;
+                self.close_due = now;
+            }
+            ConnectionState::Closing if self.close_tries >= CLOSE_TRIES => {
+                self.state = ConnectionState::Closed;
+                self.event_closed = true;
+            }
+            ConnectionState::Connecting | ConnectionState::Failed => {
+                self.state = ConnectionState::Closed;
+                self.event_closed = true;
+            }
+            _ => {}
+        }
+        if self.state == ConnectionState::Closed {
+            self.close_due = Time::MAX;
+        }
+    }
+}

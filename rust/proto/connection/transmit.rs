@@ -1,0 +1,784 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! Packets out: what is sent next, and over which path.
+
+#![forbid(unsafe_code)]
+
+use super::streams::List;
+use super::{Connection, ConnectionState, MtuSearch, PATHS_MAX};
+use crate::proto::api::{Direction, Payload, StreamHeader, Time, Transmit, DATA_OVERHEAD};
+use crate::proto::path::{Content, Health, Pending, OUTSTANDING_MAX};
+use crate::proto::wire::{
+    self, AckHeader, AckWriter, Body, Close, CloseKind, Packet, PathHeader, Probe, ProbeReply,
+    Query, QueryWriter, Writer, PAYLOAD_PROBE,
+};
+
+/// Bytes that a stream may send before the next one's turn.
+const QUANTUM: u32 = 16 << 10;
+
+/// Between two packets that ask for an acknowledgement because a window closed.
+const REQUEST_PACKETS: u32 = 4;
+const REQUEST_BYTES: u32 = 16 << 10;
+
+/// After the local queue was full.
+const BLOCKED: Time = 50_000;
+
+/// An acknowledgement tells whether a path that carries only acknowledgements still works,
+/// if it asks this often.
+const KEEPALIVE: Time = 100_000_000;
+
+impl Connection {
+    /// The next packet to send, if there is one for now. Packets of a path are to be sent
+    /// in the order in which they come out of here.
+    pub fn poll_transmit(&mut self, now: Time, out: &mut Transmit) -> bool {
+        if self.poll_handshake(now, out) || self.poll_close(now, out) {
+            return true;
+        }
+        if self.state != ConnectionState::Up && self.state != ConnectionState::Closing {
+            return false;
+        }
+        if self.poll_reply(now, out) {
+            return true;
+        }
+        if self.ack_is_due(now) && self.poll_ack(now, out) {
+            return true;
+        }
+        if self.probe != 0 && self.poll_probe(now, out) {
+            return true;
+        }
+        if self.poll_mtu(now, out) {
+            return true;
+        }
+        if self.streams.first(List::Query).is_some() && self.poll_query(out) {
+            return true;
+        }
+        self.poll_data(now, out)
+    }
+
+    /// Clears what an earlier use of `out` left behind; the header stays, it is written.
+    fn blank(out: &mut Transmit) {
+        out.header_len = 0;
+        out.payload = Payload::None;
+        out.resend = false;
+        out.always_checksum = false;
+        out.may_fragment = false;
+    }
+
+    fn poll_data(&mut self, now: Time, out: &mut Transmit) -> bool {
+        let lost = self.lost & self.good;
+        if lost == 0 && self.donors == 0 && self.streams.first(List::Send).is_none() {
+            self.limited = false;
+            return false;
+        }
+        if now < self.blocked_until || self.pace.next() > now {
+            return false;
+        }
+        let window = self.windows.min(u64::from(self.share_window));
+        if self.inflight != 0 && self.inflight >= window {
+            self.limited = true;
+            return false;
+        }
+        if lost != 0 {
+            // Whose turn it is, so that a path full of losses does not hold up the others.
+            let i = first_from(lost, self.rotor);
+            if self.send_again(now, i, out) {
+                return true;
+            }
+        }
+        if self.donors != 0 && self.send_moved(now, out) {
+            return true;
+        }
+        self.send_new(now, out)
+    }
+
+    /// Sends the first lost packet of path `i` again, under its number.
+    fn send_again(&mut self, now: Time, i: u32, out: &mut Transmit) -> bool {
+        let Some(path) = self.paths.get_mut(i as usize) else {
+            return false;
+        };
+        let Some(sequence) = path.tx.first_lost() else {
+            self.lost &= !(1u64 << i);
+            return false;
+        };
+        let content = path.tx.record(sequence & 255).and_then(|r| r.content);
+        let mut header = StreamHeader::default();
+        let mut payload = Payload::None;
+        let mut void = true;
+        if let Some(c) = content {
+            if let Some(s) = self.streams.stream_of(c.stream.0, c.generation) {
+                void = !s.rebuild(c.packet, &mut header);
+                if void {
+                    s.released(now, c.packet);
+                } else {
+                    payload = s.payload(c.packet);
+                }
+            }
+        }
+        if void {
+            header = StreamHeader::default();
+            self.counters.voids = self.counters.voids.wrapping_add(1);
+        }
+        let len = wire_len(&payload);
+        let Some(path) = self.paths.get_mut(i as usize) else {
+            return false;
+        };
+        let timestamp = path.tx.resend(now, sequence, len, void);
+        path.stats.resent = path.stats.resent.wrapping_add(1);
+        self.counters.retransmits = self.counters.retransmits.wrapping_add(1);
+        let full = self.agreed.payload_mtu;
+        Self::blank(out);
+        out.resend = true;
+        out.may_fragment =
+            matches!(payload, Payload::Send { len, .. } | Payload::Read { len, .. } if len > full);
+        out.payload = payload;
+        if !self.paths.get(i as usize).is_some_and(|p| p.tx.has_lost()) {
+            self.lost &= !(1u64 << i);
+        }
+        self.finish_data(now, i, sequence, timestamp, len, &header, out);
+        if void {
+            if let Some(c) = content {
+                self.touch(now, c.stream.0);
+            }
+        }
+        true
+    }
+
+    /// Sends a packet that a silent path has given up, under a number of another path.
+    fn send_moved(&mut self, now: Time, out: &mut Transmit) -> bool {
+        for _ in 0..OUTSTANDING_MAX {
+            if self.donors == 0 {
+                return false;
+            }
+            let d = self.donors.trailing_zeros();
+            let Some(i) = self.pick() else {
+                self.limited = true;
+                return false;
+            };
+            let Some(donor) = self.paths.get_mut(d as usize) else {
+                return false;
+            };
+            let content = donor.tx.take_donation();
+            if !donor.tx.has_donations() {
+                self.donors &= !(1u64 << d);
+                // A failed path waits for this before it begins anew.
+                donor.deadline = donor.deadline.min(now);
+                self.path_timer = self.path_timer.min(donor.deadline);
+            }
+            let Some(c) = content else {
+                continue;
+            };
+            let mut header = StreamHeader::default();
+            let Some(s) = self.streams.stream_of(c.stream.0, c.generation) else {
+                continue;
+            };
+            if !s.rebuild(c.packet, &mut header) {
+                s.released(now, c.packet);
+                self.touch(now, c.stream.0);
+                continue;
+            }
+            let payload = s.payload(c.packet);
+            let len = wire_len(&payload);
+            let Some(path) = self.paths.get_mut(i as usize) else {
+                return false;
+            };
+            let (sequence, timestamp) = path.tx.push(now, Some(c), len);
+            self.counters.moved = self.counters.moved.wrapping_add(1);
+            self.counters.retransmits = self.counters.retransmits.wrapping_add(1);
+            let full = self.agreed.payload_mtu;
+            Self::blank(out);
+            out.resend = true;
+            out.may_fragment = matches!(payload, Payload::Send { len, .. } | Payload::Read { len, .. } if len > full);
+            out.payload = payload;
+            self.finish_data(now, i, sequence, timestamp, len, &header, out);
+            return true;
+        }
+        false
+    }
+
+    /// Sends a new packet of the stream whose turn it is.
+    fn send_new(&mut self, now: Time, out: &mut Transmit) -> bool {
+        for _ in 0..self.streams.bound().saturating_add(1) {
+            let Some(id) = self.streams.first(List::Send) else {
+                self.limited = false;
+                return false;
+            };
+            let Some(i) = self.pick() else {
+                self.limited = true;
+                return false;
+            };
+            let budget = self.agreed.payload_mtu;
+            let Some(slot) = self.streams.slot_mut(id) else {
+                return false;
+            };
+            let generation = slot.generation;
+            let Some(s) = slot.stream.as_deref_mut() else {
+                self.streams.delist(List::Send);
+                continue;
+            };
+            if slot.deficit == 0 {
+                slot.deficit = QUANTUM;
+            }
+            let mut header = StreamHeader::default();
+            let Some(packet) = s.next_packet(now, budget, &mut header) else {
+                slot.deficit = 0;
+                self.streams.delist(List::Send);
+                self.update(now, id);
+                if self.streams.first(List::Send) == Some(id) {
+                    // It says that it can and does not: let others have their turn.
+                    return false;
+                }
+                continue;
+            };
+            s.sent(packet);
+            let payload = s.payload(packet);
+            let more = s.can_send(now);
+            let len = wire_len(&payload);
+            let content = Content {
+                stream: crate::proto::api::StreamId(id),
+                generation,
+                packet,
+            };
+            slot.deficit = slot.deficit.saturating_sub(u32::from(len));
+            if !more {
+                slot.deficit = 0;
+                self.streams.delist(List::Send);
+                self.update(now, id);
+            } else if slot.deficit == 0 && !self.streams.alone(List::Send) {
+                self.streams.delist(List::Send);
+                self.streams.enlist(List::Send, id);
+            }
+            let Some(path) = self.paths.get_mut(i as usize) else {
+                return false;
+            };
+            let (sequence, timestamp) = path.tx.push(now, Some(content), len);
+            path.stats.packets = path.stats.packets.wrapping_add(1);
+            path.stats.bytes = path.stats.bytes.wrapping_add(u64::from(len));
+            self.counters.sent_packets = self.counters.sent_packets.wrapping_add(1);
+            self.counters.sent_bytes = self.counters.sent_bytes.wrapping_add(u64::from(len));
+            Self::blank(out);
+            out.payload = payload;
+            self.finish_data(now, i, sequence, timestamp, len, &header, out);
+            // The stream's timer may have begun.
+            self.update(now, id);
+            return true;
+        }
+        false
+    }
+
+    /// What all data packets have in common: windows, the request for an acknowledgement,
+    /// the header.
+    #[allow(clippy::too_many_arguments)] // the parts of one packet
+    fn finish_data(
+        &mut self,
+        now: Time,
+        i: u32,
+        sequence: u32,
+        timestamp: u32,
+        len: u16,
+        header: &StreamHeader,
+        out: &mut Transmit,
+    ) {
+        let bytes = u32::from(len);
+        self.inflight = self.inflight.saturating_add(u64::from(bytes));
+        self.pace.spend(now, bytes);
+        self.rotor = i.wrapping_add(1) & (PATHS_MAX as u32 - 1);
+        self.since_request_packets = self.since_request_packets.saturating_add(1);
+        self.since_request_bytes = self.since_request_bytes.saturating_add(bytes);
+        let margin = self.margin.get();
+        let remote_cid = self.remote_cid;
+        let window = self.windows.min(u64::from(self.share_window));
+        let idle = self.streams.first(List::Send).is_none()
+            && self.lost & self.good == 0
+            && self.donors == 0;
+        let Some(path) = self.paths.get_mut(i as usize) else {
+            return;
+        };
+        path.sent = now;
+        if path.deadline == Time::MAX {
+            path.deadline = now.saturating_add(path.silence(margin));
+            self.path_timer = self.path_timer.min(path.deadline);
+        }
+        if self.overdue & (1u64 << i) != 0 {
+            self.overdue &= !(1u64 << i);
+            path.nudged = true;
+        }
+        let closed = self.inflight >= window || path.tx.inflight() >= path.window.bytes();
+        // Half a window is enough for a small one; more often would be one for each packet.
+        let due = self.since_request_packets >= REQUEST_PACKETS
+            || self.since_request_bytes >= REQUEST_BYTES
+            || u64::from(self.since_request_bytes).saturating_mul(2) >= window;
+        let ack_request = idle || (closed && due) || path.nudged;
+        if ack_request {
+            self.since_request_packets = 0;
+            self.since_request_bytes = 0;
+        }
+        let p = PathHeader {
+            path: i as u8,
+            epoch: path.tx.epoch,
+            sequence,
+            timestamp,
+            ack_request,
+        };
+        let mut w = Writer::new(&mut out.header);
+        wire::emit_data(&mut w, remote_cid, &p, header);
+        out.header_len = w.finish();
+        self.address(out, i);
+        self.refresh(i as usize);
+    }
+
+    /// The path for a new packet: one that needs to be heard of, else the one with the
+    /// least in flight among those with room.
+    fn pick(&self) -> Option<u32> {
+        let overdue = self.overdue & self.open;
+        if overdue != 0 {
+            return Some(overdue.trailing_zeros());
+        }
+        let mut mask = self.open;
+        // Begin where the last choice ended, so that equals take turns.
+        let start = self.rotor & (PATHS_MAX as u32 - 1);
+        let mut best: Option<(u32, u32)> = None;
+        let mut upper = mask & (u64::MAX << start);
+        mask &= !(u64::MAX << start);
+        loop {
+            if upper == 0 {
+                if mask == 0 {
+                    break;
+                }
+                upper = core::mem::take(&mut mask);
+            }
+            let i = upper.trailing_zeros();
+            upper &= upper.wrapping_sub(1);
+            let load = self.load.get(i as usize).copied().unwrap_or(u32::MAX);
+            if load == 0 {
+                return Some(i);
+            }
+            if best.is_none_or(|(l, _)| load < l) {
+                best = Some((load, i));
+            }
+        }
+        best.map(|(_, i)| i)
+    }
+
+    /// Path `i` may have got or lost room.
+    pub(super) fn refresh(&mut self, i: usize) {
+        let bit = 1u64 << (i & 63);
+        let Some(p) = self.paths.get(i) else {
+            return;
+        };
+        let load = p.tx.inflight();
+        let room =
+            self.good & bit != 0 && p.tx.has_room() && (load == 0 || load < p.window.bytes());
+        if let Some(l) = self.load.get_mut(i) {
+            *l = load;
+        }
+        if room {
+            self.open |= bit;
+        } else {
+            self.open &= !bit;
+        }
+    }
+
+    /// Path for a packet that belongs to none: the good ones in turn.
+    fn next_good(&mut self, but: Option<u32>) -> u32 {
+        let mut mask = self.good;
+        if let Some(i) = but {
+            mask &= !(1u64 << (i & 63));
+        }
+        if mask == 0 {
+            mask = self.good | self.path_mask() & u64::from(self.good == 0);
+        }
+        if mask == 0 {
+            return 0;
+        }
+        let i = first_from(mask, self.ack.rotor);
+        self.ack.rotor = i.wrapping_add(1) & (PATHS_MAX as u32 - 1);
+        i
+    }
+
+    fn ack_header(&mut self) -> AckHeader {
+        self.ack.number = self.ack.number.wrapping_add(1);
+        AckHeader {
+            number: self.ack.number,
+            share: self.grant,
+            plane: 0,
+        }
+    }
+
+    fn poll_ack(&mut self, now: Time, out: &mut Transmit) -> bool {
+        let anything = self.ack.dirty != 0
+            || self.ack.refusals != 0
+            || self.streams.first(List::Dirty).is_some()
+            || self.tombstones.iter().any(|t| t.announce != 0);
+        if !anything {
+            self.acked();
+            return false;
+        }
+        let h = self.ack_header();
+        Self::blank(out);
+        let mut w = Writer::new(&mut out.header);
+        let mut a = AckWriter::new(&mut w, self.remote_cid, &h);
+        let mut left = self.ack.dirty;
+        while left != 0 {
+            let i = left.trailing_zeros();
+            let Some(p) = self.paths.get(i as usize) else {
+                break;
+            };
+            // Some room is kept for streams: their blocks are what programs wait for.
+            if a.room() < 200 || !a.path(&p.rx.block(now, i as u8)) {
+                break;
+            }
+            left &= left.wrapping_sub(1);
+        }
+        self.ack.dirty = left;
+        while self.ack.refusals != 0 && a.has_room() {
+            let n = self.ack.refusals.wrapping_sub(1);
+            self.ack.refusals = n;
+            if let Some(b) = self.ack.refused.get(n).copied().flatten() {
+                a.stream(&b);
+            }
+        }
+        let mut tombs = false;
+        for t in self.tombstones.iter_mut().filter(|t| t.announce != 0) {
+            if !a.has_room_for(2) {
+                tombs = true;
+                break;
+            }
+            for b in &t.blocks {
+                a.stream(b);
+            }
+            t.announce = t.announce.wrapping_sub(1);
+            tombs |= t.announce != 0;
+        }
+        for _ in 0..self.streams.bound().saturating_add(1) {
+            let Some(i) = self.streams.first(List::Dirty) else {
+                break;
+            };
+            if !a.has_room_for(2) {
+                break;
+            }
+            self.streams.delist(List::Dirty);
+            let Some(slot) = self.streams.slot_mut(i) else {
+                break;
+            };
+            let dirty = core::mem::take(&mut slot.dirty);
+            let Some(s) = slot.stream.as_deref() else {
+                continue;
+            };
+            for (d, dir) in dirty.iter().zip([Direction::Request, Direction::Response]) {
+                if *d {
+                    a.stream(&s.block(dir));
+                }
+            }
+        }
+        let more = left != 0
+            || tombs
+            || self.ack.refusals != 0
+            || self.streams.first(List::Dirty).is_some();
+        out.header_len = w.finish();
+        let i = self.next_good(None);
+        self.address(out, i);
+        self.keep_alive(now, i);
+        self.counters.acks_sent = self.counters.acks_sent.wrapping_add(1);
+        if more {
+            self.ack.at_once = true;
+        } else {
+            self.acked();
+        }
+        true
+    }
+
+    /// Everything has been acknowledged.
+    fn acked(&mut self) {
+        self.ack.packets = 0;
+        self.ack.bytes = 0;
+        self.ack.at_once = false;
+        self.ack.deadline = Time::MAX;
+        self.ack.placing = 0;
+    }
+
+    /// A path that carries nothing but acknowledgements is asked from time to time.
+    fn keep_alive(&mut self, now: Time, i: u32) {
+        let margin = self.margin.get();
+        let Some(p) = self.paths.get_mut(i as usize) else {
+            return;
+        };
+        if p.deadline == Time::MAX
+            && p.probe.is_none()
+            && now.saturating_sub(p.alive) > KEEPALIVE
+            && !self.loopback
+        {
+            p.deadline = now.saturating_add(p.silence(margin));
+            self.path_timer = self.path_timer.min(p.deadline);
+            self.probe |= 1u64 << i;
+        }
+    }
+
+    /// Answers a probe: over the path with its number, then over another one.
+    fn poll_reply(&mut self, now: Time, out: &mut Transmit) -> bool {
+        let Some(slot) = self.ack.replies.iter().position(|r| r.is_some()) else {
+            return false;
+        };
+        let Some((probe, left)) = self.ack.replies.get(slot).copied().flatten() else {
+            return false;
+        };
+        let h = self.ack_header();
+        let Some(p) = self.paths.get(usize::from(probe.path)) else {
+            return false;
+        };
+        Self::blank(out);
+        let mut w = Writer::new(&mut out.header);
+        let mut a = ProbeReply::begin(&mut w, self.remote_cid, &probe, &h);
+        a.path(&p.rx.block(now, probe.path));
+        out.header_len = w.finish();
+        let own = u32::from(probe.path);
+        let i = if left == 2 {
+            own
+        } else {
+            self.next_good(Some(own))
+        };
+        self.address(out, i);
+        if let Some(r) = self.ack.replies.get_mut(slot) {
+            *r = if left > 1 && self.agreed.paths > 1 {
+                Some((probe, 1))
+            } else {
+                None
+            };
+        }
+        true
+    }
+
+    fn poll_probe(&mut self, now: Time, out: &mut Transmit) -> bool {
+        let i = self.probe.trailing_zeros();
+        self.probe &= self.probe.wrapping_sub(1);
+        let challenge = self.draw();
+        let full = self.agreed.payload_mtu.saturating_add(PAYLOAD_PROBE);
+        let Some(p) = self.paths.get_mut(i as usize) else {
+            return false;
+        };
+        let padding = if p.health == Health::Failed { full } else { 0 };
+        let stamp = p.tx.stamp(now);
+        let probe = Probe {
+            path: i as u8,
+            epoch: p.tx.epoch,
+            next: p.tx.next(),
+            timestamp: stamp,
+            challenge,
+            padding,
+        };
+        p.probe = Some(Pending {
+            sent: now,
+            stamp,
+            challenge,
+            padding,
+        });
+        self.send_probe(&probe, i, out);
+        true
+    }
+
+    pub(super) fn send_probe(&mut self, probe: &Probe, i: u32, out: &mut Transmit) {
+        Self::blank(out);
+        let mut w = Writer::new(&mut out.header);
+        probe.emit(&mut w, self.remote_cid);
+        out.header_len = w.finish();
+        if probe.padding != 0 {
+            out.payload = Payload::Pad { len: probe.padding };
+        }
+        self.address(out, i);
+        self.counters.probes_sent = self.counters.probes_sent.wrapping_add(1);
+    }
+
+    fn poll_query(&mut self, out: &mut Transmit) -> bool {
+        Self::blank(out);
+        let mut w = Writer::new(&mut out.header);
+        let mut q = QueryWriter::new(&mut w, self.remote_cid);
+        let mut any = false;
+        for _ in 0..self.streams.bound().saturating_add(1) {
+            if !q.has_room_for(2) {
+                break;
+            }
+            let Some(i) = self.streams.delist(List::Query) else {
+                break;
+            };
+            let Some(slot) = self.streams.slot_mut(i) else {
+                break;
+            };
+            let ask = core::mem::take(&mut slot.query);
+            if slot.stream.is_none() {
+                continue;
+            }
+            for (a, dir) in ask.iter().zip([Direction::Request, Direction::Response]) {
+                if *a {
+                    any = true;
+                    q.push(&Query {
+                        dst_qpn: slot.remote_qpn,
+                        src_qpn: slot.qpn,
+                        dir,
+                        sseq: 0,
+                        round: 0,
+                    });
+                }
+            }
+        }
+        if !any {
+            return false;
+        }
+        out.header_len = w.finish();
+        let i = self.next_good(None);
+        self.address(out, i);
+        self.counters.queries_sent = self.counters.queries_sent.wrapping_add(1);
+        true
+    }
+
+    fn poll_close(&mut self, now: Time, out: &mut Transmit) -> bool {
+        let (kind, number) = match self.closing.take() {
+            Some(c) => c,
+            None if self.state == ConnectionState::Closing && self.close_due <= now => {
+                self.close_due = now.saturating_add(super::timers::CLOSE_RETRY);
+                self.close_tries = self.close_tries.saturating_add(1);
+                (CloseKind::Request, self.close_number)
+            }
+            None => return false,
+        };
+        if self.remote_cid == 0 {
+            return false;
+        }
+        Self::blank(out);
+        let mut w = Writer::new(&mut out.header);
+        Close { kind, number }.emit(&mut w, self.remote_cid);
+        out.header_len = w.finish();
+        let i = self.next_good(None);
+        self.address(out, i);
+        true
+    }
+
+    fn poll_mtu(&mut self, now: Time, out: &mut Transmit) -> bool {
+        let m = self.mtu;
+        if m.probing == 0 || m.due > now {
+            return false;
+        }
+        let challenge = self.draw();
+        let i = self.next_good(None);
+        let Some(p) = self.paths.get_mut(i as usize) else {
+            return false;
+        };
+        let probe = Probe {
+            path: i as u8,
+            epoch: p.tx.epoch,
+            next: p.tx.next(),
+            timestamp: p.tx.stamp(now),
+            challenge,
+            padding: m.probing.saturating_add(PAYLOAD_PROBE),
+        };
+        self.mtu = MtuSearch {
+            path: i as u8,
+            challenge,
+            tries: m.tries.saturating_add(1),
+            due: now.saturating_add(self.mtu_wait()),
+            ..m
+        };
+        self.send_probe(&probe, i, out);
+        true
+    }
+
+    /// The local queue did not take `tx`: it never left, which says nothing about the
+    /// network. Call it for each packet of a batch that was refused, in their order.
+    pub fn transmit_failed(&mut self, now: Time, tx: &Transmit) {
+        self.counters.unsent = self.counters.unsent.wrapping_add(1);
+        let Some(bytes) = tx.header.get(..usize::from(tx.header_len)) else {
+            return;
+        };
+        let Ok(packet) = Packet::parse(bytes) else {
+            return;
+        };
+        match packet.body() {
+            Body::Data(p, _) => {
+                self.blocked_until = now.saturating_add(BLOCKED.max(self.srtt / 8));
+                let i = usize::from(p.path);
+                let Some(path) = self.paths.get_mut(i) else {
+                    return;
+                };
+                if path.tx.epoch != p.epoch {
+                    return;
+                }
+                let (bytes, n) = path.tx.unsent(p.sequence);
+                if n != 0 {
+                    self.inflight = self.inflight.saturating_sub(u64::from(bytes));
+                    self.lost |= 1u64 << (i & 63);
+                    self.refresh(i);
+                }
+            }
+            Body::Ack(a) => {
+                for b in a.blocks.paths() {
+                    self.ack.dirty |= 1u64.checked_shl(u32::from(b.path)).unwrap_or(0);
+                }
+                for b in a.blocks.streams() {
+                    // A block's sender is this end.
+                    if let Some(i) = self.streams.find(b.src_qpn, b.dst_qpn) {
+                        if let Some(slot) = self.streams.slot_mut(i) {
+                            slot.dirty = [true; 2];
+                        }
+                        self.streams.enlist(List::Dirty, i);
+                    }
+                }
+                self.ack.deadline = self
+                    .ack
+                    .deadline
+                    .min(now.saturating_add(BLOCKED.max(self.srtt / 8)));
+            }
+            _ => {}
+        }
+    }
+
+    /// The memory that `tx` was to be sent from is gone: its stream fails, its number
+    /// becomes VOID.
+    pub fn source_lost(&mut self, now: Time, tx: &Transmit) {
+        let Some(bytes) = tx.header.get(..usize::from(tx.header_len)) else {
+            return;
+        };
+        let Ok(packet) = Packet::parse(bytes) else {
+            return;
+        };
+        let Body::Data(p, _) = packet.body() else {
+            return;
+        };
+        let i = usize::from(p.path);
+        let Some(path) = self.paths.get_mut(i) else {
+            return;
+        };
+        if path.tx.epoch != p.epoch {
+            return;
+        }
+        let (bytes, n) = path.tx.unsent(p.sequence);
+        if n != 0 {
+            self.inflight = self.inflight.saturating_sub(u64::from(bytes));
+            self.lost |= 1u64 << (i & 63);
+        }
+        let content = path.tx.take(p.sequence);
+        self.refresh(i);
+        if let Some(c) = content {
+            if let Some(s) = self.streams.stream_of(c.stream.0, c.generation) {
+                s.released(now, c.packet);
+                self.touch(now, c.stream.0);
+            }
+        }
+    }
+}
+
+/// Bytes that a packet with `payload` counts in windows.
+fn wire_len(payload: &Payload) -> u16 {
+    let len = match *payload {
+        Payload::None => 0,
+        Payload::Send { len, .. } | Payload::Read { len, .. } | Payload::Pad { len } => len,
+    };
+    u16::try_from(len.saturating_add(DATA_OVERHEAD as u32)).unwrap_or(u16::MAX)
+}
+
+/// First member of a set that is not empty, at or after `start`, going round.
+fn first_from(mask: u64, start: u32) -> u32 {
+    let upper = mask & (u64::MAX << (start & 63));
+    if upper != 0 {
+        upper.trailing_zeros()
+    } else {
+        mask.trailing_zeros()
+    }
+}

@@ -1,0 +1,168 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! A path: source port, numbers sent and received, round-trip time, window and health.
+
+#![forbid(unsafe_code)]
+
+mod bits;
+mod receive;
+mod send;
+
+pub(crate) use self::receive::{Arrival, ReceiveHalf};
+pub(crate) use self::send::{Acked, Content, SendHalf, OUTSTANDING_MAX};
+
+use super::api::Time;
+use super::congestion::Window;
+use super::recovery::Rtt;
+use crate::os::AllocError;
+
+/// Health of a path.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Health {
+    /// It takes packets.
+    Good,
+    /// It is silent while others are not: its packets move, it is probed.
+    Suspect,
+    /// It was left: its epoch has ended, its port has changed, it is probed.
+    Failed,
+}
+
+/// A probe that waits for its reply.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Pending {
+    pub(crate) sent: Time,
+    pub(crate) stamp: u32,
+    pub(crate) challenge: u64,
+    pub(crate) padding: u32,
+}
+
+/// Greatest gap threshold: more reordering than this on one path is taken for loss.
+pub(crate) const THRESHOLD_MAX: u32 = 64;
+
+/// Everything about one path.
+pub(crate) struct Path {
+    pub(crate) tx: SendHalf,
+    pub(crate) rx: ReceiveHalf,
+    pub(crate) rtt: Rtt,
+    pub(crate) window: Window,
+    pub(crate) health: Health,
+    pub(crate) port: u16,
+    pub(crate) plane: u8,
+    /// When the port was changed last.
+    pub(crate) rotated: Time,
+    /// Numbers that must be acknowledged above a missing one before it counts as lost.
+    pub(crate) threshold: u32,
+    /// Acknowledged packets since the threshold rose or was lowered.
+    pub(crate) calm: u32,
+    /// When silence is looked at; `Time::MAX` is never.
+    pub(crate) deadline: Time,
+    /// The probe that waits for its reply.
+    pub(crate) probe: Option<Pending>,
+    /// Unanswered probes in a row.
+    pub(crate) unanswered: u8,
+    /// Replies in a row while the path is not good.
+    pub(crate) replies: u8,
+    /// The verdict was wrong this often, so that silence has to last longer; decays.
+    pub(crate) patience: u8,
+    /// Greatest echo seen in this epoch.
+    pub(crate) echo: u32,
+    pub(crate) has_echo: bool,
+    /// The peer's counts in the last block.
+    pub(crate) peer_received: u16,
+    pub(crate) peer_ce: u16,
+    pub(crate) peer_duplicates: u16,
+    /// Last transmission of a data packet.
+    pub(crate) sent: Time,
+    /// A data packet was sent to break the silence.
+    pub(crate) nudged: bool,
+    /// Last time the peer showed that the path works.
+    pub(crate) alive: Time,
+    pub(crate) stats: PathStats,
+}
+
+/// What a path has done.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct PathStats {
+    pub(crate) packets: u64,
+    pub(crate) bytes: u64,
+    pub(crate) resent: u64,
+    pub(crate) received: u64,
+    pub(crate) ce: u64,
+    pub(crate) failures: u32,
+}
+
+impl Path {
+    pub(crate) fn new(epoch: u16, records: usize, port: u16) -> Result<Self, AllocError> {
+        Ok(Self {
+            tx: SendHalf::new(epoch, records)?,
+            rx: ReceiveHalf::default(),
+            rtt: Rtt::new(),
+            window: Window::new(0),
+            health: Health::Good,
+            port,
+            plane: 0,
+            rotated: 0,
+            threshold: 1,
+            calm: 0,
+            deadline: Time::MAX,
+            probe: None,
+            unanswered: 0,
+            replies: 0,
+            patience: 0,
+            echo: 0,
+            has_echo: false,
+            peer_received: 0,
+            peer_ce: 0,
+            peer_duplicates: 0,
+            sent: 0,
+            nudged: false,
+            alive: 0,
+            stats: PathStats::default(),
+        })
+    }
+
+    /// How long nothing may be heard while something is outstanding.
+    pub(crate) fn silence(&self, margin: Time) -> Time {
+        self.rtt
+            .smoothed()
+            .saturating_mul(2)
+            .saturating_add(margin << self.patience.min(6))
+    }
+
+    /// How long the answer to a probe may take.
+    pub(crate) fn answer_time(&self, margin: Time) -> Time {
+        self.rtt
+            .smoothed()
+            .saturating_add(
+                self.rtt
+                    .variation()
+                    .saturating_mul(4)
+                    .min(self.rtt.smoothed()),
+            )
+            .saturating_add(margin << self.patience.min(6))
+    }
+
+    /// The connection comes up (again): both halves begin.
+    pub(crate) fn reopen(&mut self, epoch: u16, peer_epoch: u16, window: u32) {
+        self.open_epoch(epoch);
+        self.tx.forget_acks();
+        self.rx.reset(peer_epoch);
+        self.window = Window::new(window);
+        self.health = Health::Good;
+        self.deadline = Time::MAX;
+        self.probe = None;
+        self.nudged = false;
+        self.unanswered = 0;
+        self.replies = 0;
+        self.alive = 0;
+    }
+
+    /// A new epoch begins: nothing is outstanding, and the peer counts anew.
+    pub(crate) fn open_epoch(&mut self, epoch: u16) {
+        self.tx.open(epoch);
+        self.has_echo = false;
+        self.peer_received = 0;
+        self.peer_ce = 0;
+        self.peer_duplicates = 0;
+    }
+}
