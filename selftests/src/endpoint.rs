@@ -210,6 +210,15 @@ impl Endpoint {
         self.oob().barrier(point)
     }
 
+    /// The same with a patience of its own.
+    pub fn barrier_within(&self, patience: Duration, point: &str) -> io::Result<()> {
+        let mut oob = self.oob();
+        oob.set_timeout(Some(patience))?;
+        let result = oob.barrier(point);
+        oob.set_timeout(Some(self.wait * 4))?;
+        result
+    }
+
     /// READs and atomics that a QP of this device may have in flight, at most 16.
     pub fn rd_atomic(&self) -> u8 {
         let most = self

@@ -286,6 +286,12 @@ pub fn set_nonblocking(fd: RawFd) -> io::Result<()> {
     Ok(())
 }
 
+/// True on a kernel that runs as a process (ARCH=um). There each page that a process maps
+/// takes a mapping of the process that the kernel is, of which the host allows 65,530.
+pub fn kernel_is_process() -> bool {
+    std::fs::read_to_string("/proc/cpuinfo").is_ok_and(|text| text.contains("User Mode Linux"))
+}
+
 /// Lets others run.
 pub fn yield_now() {
     // SAFETY: no arguments, no memory.

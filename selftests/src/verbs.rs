@@ -892,6 +892,61 @@ impl std::fmt::Display for PostError {
     }
 }
 
+/// Work requests in the library's form.
+pub struct Prepared {
+    list: Vec<ffi::ibv_send_wr>,
+    sges: Vec<Vec<ffi::ibv_sge>>,
+}
+
+// SAFETY: the pointers in it are set anew by each post.
+unsafe impl Send for Prepared {}
+
+impl Prepared {
+    /// Brings `wrs` into the library's form.
+    pub fn new(wrs: &[SendWr]) -> Self {
+        let mut sges: Vec<Vec<ffi::ibv_sge>> = Vec::with_capacity(wrs.len());
+        let mut list: Vec<ffi::ibv_send_wr> = Vec::with_capacity(wrs.len());
+        for wr in wrs {
+            assert!(
+                wr.flags & IBV_SEND_INLINE == 0 || wr.sges.iter().all(|s| s.mapped),
+                "inline data comes from Mr::sge"
+            );
+            sges.push(raw_sges(&wr.sges));
+            let mut raw = ffi::ibv_send_wr {
+                wr_id: wr.wr_id,
+                num_sge: i32::try_from(wr.sges.len()).unwrap_or(i32::MAX),
+                opcode: wr.opcode,
+                send_flags: wr.flags,
+                ..ffi::ibv_send_wr::default()
+            };
+            if wr.opcode == IBV_WR_SEND_WITH_INV || wr.opcode == IBV_WR_LOCAL_INV {
+                raw.__bindgen_anon_1.invalidate_rkey = wr.imm;
+            } else {
+                raw.__bindgen_anon_1.imm_data = wr.imm.to_be();
+            }
+            match wr.opcode {
+                IBV_WR_ATOMIC_CMP_AND_SWP | IBV_WR_ATOMIC_FETCH_AND_ADD => {
+                    raw.wr.atomic.remote_addr = wr.remote_addr;
+                    raw.wr.atomic.compare_add = wr.compare_add;
+                    raw.wr.atomic.swap = wr.swap;
+                    raw.wr.atomic.rkey = wr.rkey;
+                }
+                _ => {
+                    raw.wr.rdma.remote_addr = wr.remote_addr;
+                    raw.wr.rdma.rkey = wr.rkey;
+                }
+            }
+            list.push(raw);
+        }
+        Prepared { list, sges }
+    }
+
+    /// Sets the wr_id of request `index`.
+    pub fn set_wr_id(&mut self, index: usize, wr_id: u64) {
+        self.list[index].wr_id = wr_id;
+    }
+}
+
 /// A queue pair.
 pub struct Qp {
     raw: *mut ffi::ibv_qp,
@@ -966,43 +1021,14 @@ impl Qp {
 
     /// Posts a list of sends in one call.
     pub fn post_send(&self, wrs: &[SendWr]) -> Result<(), PostError> {
-        let mut sges: Vec<Vec<ffi::ibv_sge>> = Vec::with_capacity(wrs.len());
-        let mut list: Vec<ffi::ibv_send_wr> = Vec::with_capacity(wrs.len());
-        for wr in wrs {
-            assert!(
-                wr.flags & IBV_SEND_INLINE == 0 || wr.sges.iter().all(|s| s.mapped),
-                "inline data comes from Mr::sge"
-            );
-            sges.push(raw_sges(&wr.sges));
-            let mut raw = ffi::ibv_send_wr {
-                wr_id: wr.wr_id,
-                num_sge: i32::try_from(wr.sges.len()).unwrap_or(i32::MAX),
-                opcode: wr.opcode,
-                send_flags: wr.flags,
-                ..ffi::ibv_send_wr::default()
-            };
-            if wr.opcode == IBV_WR_SEND_WITH_INV || wr.opcode == IBV_WR_LOCAL_INV {
-                raw.__bindgen_anon_1.invalidate_rkey = wr.imm;
-            } else {
-                raw.__bindgen_anon_1.imm_data = wr.imm.to_be();
-            }
-            match wr.opcode {
-                IBV_WR_ATOMIC_CMP_AND_SWP | IBV_WR_ATOMIC_FETCH_AND_ADD => {
-                    raw.wr.atomic.remote_addr = wr.remote_addr;
-                    raw.wr.atomic.compare_add = wr.compare_add;
-                    raw.wr.atomic.swap = wr.swap;
-                    raw.wr.atomic.rkey = wr.rkey;
-                }
-                _ => {
-                    raw.wr.rdma.remote_addr = wr.remote_addr;
-                    raw.wr.rdma.rkey = wr.rkey;
-                }
-            }
-            list.push(raw);
-        }
-        // SAFETY: the SGE lists and WRs are complete and stay where they are during the call;
-        // inline data lies in mapped memory.
-        unsafe { self.post_raw(&mut list, &mut sges) }
+        self.post_prepared(&mut Prepared::new(wrs))
+    }
+
+    /// Posts a list that was made before; it can be posted again and again.
+    pub fn post_prepared(&self, prepared: &mut Prepared) -> Result<(), PostError> {
+        // SAFETY: `Prepared::new` made an SGE list for each WR; both stay where they are during
+        // the call, and inline data lies in mapped memory.
+        unsafe { self.post_raw(&mut prepared.list, &mut prepared.sges) }
     }
 
     /// # Safety

@@ -9,10 +9,11 @@ use crate::Run;
 use selftests::endpoint::{Endpoint, Remote, Tuning, ALL_ACCESS};
 use selftests::ktap::Outcome;
 use selftests::rng::Rng;
-use selftests::sys::{errno, errno_name, Memory};
+use selftests::sys::{self, errno, errno_name, Memory};
 use selftests::verbs::{self, Mr, Qp, QpInit, SendWr, Sge, Wc};
 use selftests::{check, fail, skip};
 use std::sync::Arc;
+use std::time::Duration;
 
 /// Bytes before and after each target that must stay as they are.
 const GUARD: usize = 128;
@@ -35,16 +36,26 @@ impl Single {
 
     /// The next completion.
     pub fn completion(&self, ep: &Endpoint, what: &str) -> Outcome<Wc> {
-        match self.qp.send_cq.poll_one(ep.wait) {
+        self.completion_within(ep.wait, what)
+    }
+
+    /// The same with a patience of its own.
+    pub fn completion_within(&self, patience: Duration, what: &str) -> Outcome<Wc> {
+        match self.qp.send_cq.poll_one(patience) {
             Ok(Some(wc)) => Ok(wc),
-            Ok(None) => fail!("{what}: no completion within {} s", ep.wait.as_secs()),
+            Ok(None) => fail!("{what}: no completion within {} s", patience.as_secs()),
             Err(error) => fail!("{what}: {error}"),
         }
     }
 
     /// The next completion, which must be a success.
     pub fn success(&self, ep: &Endpoint, what: &str) -> Outcome<Wc> {
-        let wc = self.completion(ep, what)?;
+        self.success_within(ep.wait, what)
+    }
+
+    /// The same with a patience of its own.
+    pub fn success_within(&self, patience: Duration, what: &str) -> Outcome<Wc> {
+        let wc = self.completion_within(patience, what)?;
         check!(
             wc.status == verbs::IBV_WC_SUCCESS,
             "{what}: completed with {} (vendor {:#x})",
@@ -314,21 +325,20 @@ pub fn max_msg_size(run: &Run, ep: &Endpoint) -> Outcome {
         fail!("max_msg_sz is 0");
     }
     // The short set moves 64 MiB instead of gigabytes; the limit itself is checked in any case.
-    let moved = if run.short { most.min(64 << 20) } else { most };
-    let unit = 1usize << 20;
-    // Pieces are whole units, so the content repeats with the unit; the last one is cut to fit.
-    let piece = (moved.div_ceil(sge) as usize).next_multiple_of(unit);
-    let repeated = Arc::new(Memory::repeated(unit, (most as usize).div_ceil(unit) + 1).map_err(|e| e.to_string())?);
-    let target_memory = Arc::new(Memory::repeated(unit, (most as usize).div_ceil(unit) + 1).map_err(|e| e.to_string())?);
-    let register = |memory: &Arc<Memory>| {
-        ep.pd.reg(memory, ALL_ACCESS).map_err(|e| format!("reg_mr of {} bytes (one MiB, mapped over and over): {e}", memory.len()))
-    };
-    let source = register(&repeated)?;
-    let target = register(&target_memory)?;
-    let remote = ep.exchange_memory(&[&target]).map_err(|e| e.to_string())?[0];
+    let moved = if run.short { most.min(64 << 20) } else { most.min(run.max_message) };
     let single = Single::new(run, ep, 8, sge as u32, 0)?;
-    let sges = |mr: &Mr, total: u64| -> Vec<Sge> {
-        let mut left = total as usize;
+    let seed = Rng::of(&[run.seed, 30]).next();
+    let timeout = ep.wait + Duration::from_secs(moved >> 22);
+
+    // Send: every SGE of both ends names the same buffer, whose content repeats with `unit`.
+    let unit = 1usize << 20;
+    let piece = (moved.div_ceil(sge) as usize).next_multiple_of(unit);
+    let (source, target) = {
+        let memory = || ep.memory(piece, ALL_ACCESS).map_err(|e| format!("reg_mr of {piece} bytes: {e}"));
+        (memory()?, memory()?)
+    };
+    let sges = |mr: &Mr| -> Vec<Sge> {
+        let mut left = moved as usize;
         let mut out = Vec::new();
         while left > 0 {
             let take = left.min(piece);
@@ -337,18 +347,56 @@ pub fn max_msg_size(run: &Run, ep: &Endpoint) -> Outcome {
         }
         out
     };
-    let seed = Rng::of(&[run.seed, 30]).next();
-    for opcode in [verbs::IBV_WR_RDMA_WRITE, verbs::IBV_WR_RDMA_READ, verbs::IBV_WR_SEND] {
-        let what = format!("opcode {opcode} with {moved} bytes in {} SGEs", sges(&source, moved).len());
-        target_memory.set(0, unit, CANARY);
-        repeated.set(0, unit, CANARY);
+    let what = format!("Send of {moved} bytes in {} SGEs over one buffer", sges(&source).len());
+    if ep.leads {
+        for at in (0..piece).step_by(unit) {
+            source.memory.fill(at, unit, seed);
+        }
+        ep.barrier("ready").map_err(|e| e.to_string())?;
+        let wr = SendWr {
+            sges: sges(&source),
+            opcode: verbs::IBV_WR_SEND,
+            flags: verbs::IBV_SEND_SIGNALED,
+            ..SendWr::default()
+        };
+        single.qp.post_send(&[wr]).map_err(|e| format!("{what}: {e}"))?;
+        single.success_within(timeout, &what)?;
+        ep.barrier_within(timeout, "moved").map_err(|e| e.to_string())?;
+    } else {
+        single.qp.post_recv(9, &sges(&target)).map_err(|e| format!("{what}: post_recv: {e}"))?;
+        ep.barrier("ready").map_err(|e| e.to_string())?;
+        let wc = single.success_within(timeout, &what)?;
+        check!(u64::from(wc.byte_len) == moved, "{what}: byte_len {}", wc.byte_len);
+        ep.barrier_within(timeout, "moved").map_err(|e| e.to_string())?;
+        for at in (0..piece.min(moved as usize)).step_by(unit) {
+            let len = unit.min(moved as usize - at);
+            target.memory.verify(at, len, seed).map_err(|m| format!("{what}, at {at:#x}: {m}"))?;
+        }
+    }
+
+    // Write and READ: one MiB of memory, mapped over and over, is the whole range.
+    let limit = if sys::kernel_is_process() { 100 << 20 } else { u64::MAX };
+    let moved = moved.min(limit);
+    let times = (moved as usize).div_ceil(unit);
+    let memory = || Memory::repeated(unit, times).map(Arc::new).map_err(|e| e.to_string());
+    let (near, far) = (memory()?, memory()?);
+    let register = |memory: &Arc<Memory>| {
+        ep.pd.reg(memory, ALL_ACCESS).map_err(|e| format!("reg_mr of {} bytes (one MiB, mapped over and over): {e}", memory.len()))
+    };
+    let (near_mr, far_mr) = (register(&near)?, register(&far)?);
+    let remote = ep.exchange_memory(&[&far_mr]).map_err(|e| e.to_string())?[0];
+    for opcode in [verbs::IBV_WR_RDMA_WRITE, verbs::IBV_WR_RDMA_READ] {
+        let write = opcode == verbs::IBV_WR_RDMA_WRITE;
+        let what = format!("{} of {moved} bytes", if write { "Write" } else { "READ" });
+        near.set(0, unit, CANARY);
+        far.set(0, unit, CANARY);
         if ep.leads {
-            if opcode != verbs::IBV_WR_RDMA_READ {
-                repeated.fill(0, unit, seed);
+            if write {
+                near.fill(0, unit, seed);
             }
             ep.barrier("ready").map_err(|e| e.to_string())?;
             let wr = SendWr {
-                sges: sges(&source, moved),
+                sges: vec![near_mr.sge(0, moved as usize)],
                 opcode,
                 flags: verbs::IBV_SEND_SIGNALED,
                 remote_addr: remote.addr,
@@ -356,26 +404,19 @@ pub fn max_msg_size(run: &Run, ep: &Endpoint) -> Outcome {
                 ..SendWr::default()
             };
             single.qp.post_send(&[wr]).map_err(|e| format!("{what}: {e}"))?;
-            single.success(ep, &what)?;
-            if opcode == verbs::IBV_WR_RDMA_READ {
-                repeated.verify(0, unit, seed).map_err(|m| format!("{what}: {m}"))?;
+            single.success_within(timeout, &what)?;
+            if !write {
+                near.verify(0, unit, seed).map_err(|m| format!("{what}: {m}"))?;
             }
             ep.barrier("moved").map_err(|e| e.to_string())?;
         } else {
-            if opcode == verbs::IBV_WR_RDMA_READ {
-                target_memory.fill(0, unit, seed);
-            }
-            if opcode == verbs::IBV_WR_SEND {
-                single.qp.post_recv(9, &sges(&target, moved)).map_err(|e| format!("{what}: post_recv: {e}"))?;
+            if !write {
+                far.fill(0, unit, seed);
             }
             ep.barrier("ready").map_err(|e| e.to_string())?;
-            if opcode == verbs::IBV_WR_SEND {
-                let wc = single.success(ep, &what)?;
-                check!(u64::from(wc.byte_len) == moved, "{what}: byte_len {}", wc.byte_len);
-            }
-            ep.barrier("moved").map_err(|e| e.to_string())?;
-            if opcode != verbs::IBV_WR_RDMA_READ {
-                target_memory.verify(0, unit, seed).map_err(|m| format!("{what}: {m}"))?;
+            ep.barrier_within(timeout, "moved").map_err(|e| e.to_string())?;
+            if write {
+                far.verify(0, unit, seed).map_err(|m| format!("{what}: {m}"))?;
             }
         }
     }
@@ -383,7 +424,7 @@ pub fn max_msg_size(run: &Run, ep: &Endpoint) -> Outcome {
     let above = own + 1;
     if ep.leads && above <= u64::from(u32::MAX) {
         let wr = SendWr {
-            sges: vec![Sge::raw(source.addr(0), above as u32, source.lkey)],
+            sges: vec![Sge::raw(near_mr.addr(0), above as u32, near_mr.lkey)],
             opcode: verbs::IBV_WR_RDMA_WRITE,
             flags: verbs::IBV_SEND_SIGNALED,
             remote_addr: remote.addr,
@@ -452,6 +493,9 @@ fn region_test(run: &Run, ep: &Endpoint, memory: Arc<Memory>, offsets: &[usize],
 
 /// A region of more than 4 GiB (little memory, mapped over and over): offsets do not wrap.
 pub fn big_region(run: &Run, ep: &Endpoint) -> Outcome {
+    if sys::kernel_is_process() {
+        skip!("this kernel is a process and cannot map that much");
+    }
     let unit = 4 << 20;
     let times = if run.short { 300 } else { 1300 };
     let memory = Arc::new(Memory::repeated(unit, times).map_err(|e| e.to_string())?);

@@ -27,6 +27,7 @@ Without a role, HOST=1 listens and any other HOST connects to the first of PEERS
   --suites A,B       only these (--list names them)
   --payload-mtu N    bytes of payload of one packet on this link, for sizes around it
   --max-size N       longest message of the size suite (default 64m, 1m with --short)
+  --max-message N    bytes that the max_msg_size suite moves at most (default: what the port says)
   --wait N           seconds that one completion may take (default 30)
   --timeout N        ACK timeout of the QPs, 4.096 us << N (default 14)
   --round N          first round of the random suite, to repeat a failure
@@ -48,6 +49,8 @@ pub struct Run {
     pub payload: usize,
     /// Longest message of the size suite.
     pub max_size: usize,
+    /// Bytes that the longest message may have, whatever the port allows.
+    pub max_message: u64,
     /// ACK timeout code.
     pub timeout: u8,
     /// First round of the random suite.
@@ -116,10 +119,11 @@ fn end(ep: &Endpoint, given: &Run, chosen: &[&Suite]) -> Result<i32, String> {
         mask,
         ep.wait.as_millis() as u64,
         u64::from(given.verbose),
+        given.max_message,
     ];
     let theirs = ep.oob().exchange(&words).map_err(text)?;
     let w: &[u64] = if ep.leads { &words } else { &theirs };
-    let [seed, short, budget, payload, max_size, timeout, first_round, mask, _, verbose] = w else {
+    let [seed, short, budget, payload, max_size, timeout, first_round, mask, _, verbose, max_message] = w else {
         return Err("the other end is another version of this program".into());
     };
     let mut run = Run {
@@ -131,6 +135,7 @@ fn end(ep: &Endpoint, given: &Run, chosen: &[&Suite]) -> Result<i32, String> {
         timeout: *timeout as u8,
         first_round: *first_round,
         verbose: *verbose == 1,
+        max_message: *max_message,
     };
     if run.payload == 0 {
         // Without a better number: the MTU that both ports report.
@@ -173,7 +178,10 @@ fn end(ep: &Endpoint, given: &Run, chosen: &[&Suite]) -> Result<i32, String> {
                 outcome = Err(Stop::Skip(why.to_string()));
             }
         } else if !theirs.is_empty() {
-            let all = [theirs, mine].join("\n");
+            // An end that only noticed the other one's stop has nothing to add.
+            let told = [theirs, mine];
+            let all: Vec<&str> = told.iter().map(String::as_str).filter(|t| !t.contains("the other end stopped")).collect();
+            let all = all.join("\n");
             outcome = Err(Stop::Fail(format!("{}\nseed {}", all.trim(), run.seed)));
         } else if let Err(Stop::Fail(_)) = outcome {
             outcome = Err(Stop::Fail(format!("{mine}\nseed {}", run.seed)));
@@ -224,6 +232,7 @@ fn main() {
         timeout: args.value("--timeout").unwrap_or(14),
         first_round: args.value("--round").unwrap_or(0),
         verbose: args.flag("--verbose"),
+        max_message: args.size("--max-message").unwrap_or(u64::MAX),
     };
     let wait = Duration::from_secs(args.value("--wait").unwrap_or(30));
     let device = Device::from_args(&mut args);

@@ -168,6 +168,7 @@ pub fn srq_limit(run: &Run, ep: &Endpoint) -> Outcome {
             let wc = cq.poll_one(ep.wait).map_err(|e| e.to_string())?;
             check!(wc.is_some_and(|wc| wc.status == verbs::IBV_WC_SUCCESS), "Send {i} did not complete");
             ep.barrier("one").map_err(|e| e.to_string())?;
+            ep.barrier("looked").map_err(|e| e.to_string())?;
         }
         return Ok(());
     }
@@ -191,6 +192,7 @@ pub fn srq_limit(run: &Run, ep: &Endpoint) -> Outcome {
                 seen = Some(i);
             }
         }
+        ep.barrier("looked").map_err(|e| e.to_string())?;
     }
     check!(seen.is_some(), "no limit event");
     check!(srq.limit().map_err(|e| e.to_string())? == 0, "the limit is still armed after its event");
