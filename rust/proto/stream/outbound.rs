@@ -151,6 +151,12 @@ impl Outbound {
         round == self.round && self.cum != self.next
     }
 
+    /// The same for NOT_READY. Who is gone may answer a query with a round of his own time:
+    /// when no path carries anything any more, any round counts.
+    pub(super) fn is_not_ready(&self, round: u8) -> bool {
+        self.is_refusal(round) || self.quiet_since().is_some()
+    }
+
     /// Goes back to the accepted number; nothing is sent before `wait`.
     pub(super) fn rewind(&mut self, wait: Option<Time>) {
         self.next = self.cum;

@@ -544,7 +544,7 @@ impl Requester {
             if self.out.accept(b.cumulative) == Progress::Advanced {
                 self.advanced(now);
             }
-            if self.out.is_refusal(round) {
+            if self.out.is_not_ready(round) {
                 let limit = match c.attr.timeout {
                     0 => NOT_READY_MAX,
                     t => t,
@@ -634,10 +634,10 @@ impl Requester {
         h: &StreamHeader,
         len: u32,
     ) -> Result<Receive, Drop> {
+        self.peer_round = h.round;
         if !matches!(c.state, State::Rts | State::Sqd) {
             return Err(Drop::UnknownStream);
         }
-        self.peer_round = h.round;
         match self.inb.arrival(h.sseq) {
             Arrival::New => {}
             Arrival::Duplicate => {

@@ -950,7 +950,7 @@ impl Responder {
         }
         match b.status {
             BlockStatus::NotReady { round } => {
-                if self.out.is_refusal(round) {
+                if self.out.is_not_ready(round) {
                     self.out.rewind_not_ready(now, NOT_READY_MAX);
                     self.put_cursor_at_acceptance();
                 }
