@@ -3,7 +3,11 @@
 //! Safe wrappers for what the `kernel` crate lacks, one file per C subsystem.
 
 pub mod bh;
+pub mod crc;
 pub mod dst;
+pub mod ib;
+pub mod ib_attr;
+pub mod ids;
 pub mod net;
 pub mod rcu;
 pub mod skb;

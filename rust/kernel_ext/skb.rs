@@ -5,12 +5,19 @@
 //! C header: `include/linux/skbuff.h`.
 
 use super::{
+    crc::Crc32c,
     dst::DstRef,
     net::{in6, ipv4_of, mapped, DevRef},
     udp::Sock,
 };
 use crate::{bindings, mem::PageRef};
-use ::core::{mem::ManuallyDrop, ptr::NonNull, slice};
+use ::core::{
+    marker::PhantomData,
+    mem::{ManuallyDrop, MaybeUninit},
+    ptr,
+    ptr::NonNull,
+    slice,
+};
 use ::kernel::sync::rcu;
 
 /// Pieces of pages that one packet can refer to.
@@ -25,12 +32,6 @@ pub const UDP_LEN: u32 = 8;
 pub const IPV4_LEN: u32 = 20;
 /// Bytes of an IPv6 header.
 pub const IPV6_LEN: u32 = 40;
-
-/// CRC32C of `data` behind what `crc` (0 at first) is the CRC of.
-pub fn crc32c(crc: u32, data: &[u8]) -> u32 {
-    // SAFETY: `data` is valid for its length.
-    !unsafe { bindings::crc32c(!crc, data.as_ptr().cast(), data.len()) }
-}
 
 /// A received packet, from the byte behind its UDP header on.
 ///
@@ -107,25 +108,23 @@ impl Skb {
         unsafe { bindings::skb_copy_bits(self.as_ptr(), at, to.as_mut_ptr().cast(), len) == 0 }
     }
 
-    /// CRC32C of `[at, len)` behind what `crc` is the CRC of; `None` when the packet ends
-    /// before `at`.
-    pub fn crc32c(&self, at: u32, crc: u32) -> Option<u32> {
-        let rest = self.len().checked_sub(at)?;
-        // SAFETY: The range lies within the packet; lengths of packets fit an `int`.
-        Some(!unsafe { bindings::skb_crc32c(self.as_ptr(), at as i32, rest as i32, !crc) })
-    }
-
     /// Whether the CRC32C of the whole packet, with the 4 bytes at `hole` taken as 0, is
     /// `expected`. The hole lies in the linear part.
     pub fn check_crc(&self, hole: usize, expected: u32) -> bool {
-        let Some(head) = self.linear().get(..hole) else {
+        let (Some(head), Ok(rest)) = (self.linear().get(..hole), u32::try_from(hole)) else {
             return false;
         };
-        let crc = crc32c(crc32c(0, head), &[0; 4]);
-        u32::try_from(hole)
-            .ok()
-            .and_then(|h| self.crc32c(h.checked_add(4)?, crc))
-            == Some(expected)
+        let mut crc = Crc32c::new();
+        crc.update(head);
+        crc.update(&[0; 4]);
+        crc.update_skb(self.reader(), rest.saturating_add(4)) && crc.finish() == expected
+    }
+
+    fn reader(&self) -> SkbReader<'_> {
+        SkbReader {
+            skb: self.skb,
+            _skb: PhantomData,
+        }
     }
 
     fn network(&self) -> &[u8] {
@@ -224,6 +223,49 @@ impl Drop for Skb {
     fn drop(&mut self) {
         // SAFETY: `self` owns the packet.
         unsafe { bindings::metaroce_consume_skb(self.as_ptr()) };
+    }
+}
+
+/// A packet that is being read.
+#[derive(Clone, Copy)]
+pub struct SkbReader<'a> {
+    skb: NonNull<bindings::sk_buff>,
+    _skb: PhantomData<&'a Skb>,
+}
+
+impl SkbReader<'_> {
+    /// The C object, valid as long as `self`.
+    pub(super) fn as_ptr(self) -> *mut bindings::sk_buff {
+        self.skb.as_ptr()
+    }
+
+    /// Bytes of the packet.
+    pub fn len(self) -> u32 {
+        // SAFETY: The packet lives (lifetime of `self`).
+        unsafe { self.skb.as_ref() }.len
+    }
+
+    /// Calls `f` with all bytes from `at` on, piece by piece.
+    pub fn for_each_piece(self, at: u32, mut f: impl FnMut(&[u8])) {
+        let mut state = MaybeUninit::<bindings::skb_seq_state>::uninit();
+        let state = state.as_mut_ptr();
+        let mut done = 0;
+        // SAFETY: The packet lives, and `state` is set up before it is used. The reader maps
+        // one piece at a time and unmaps it when it is asked for the next; it is asked until
+        // there is none. Bytes of a piece may change while they are read, when the page is
+        // a program's: the result is then of old and new ones.
+        unsafe {
+            bindings::skb_prepare_seq_read(self.as_ptr(), at, self.len(), state);
+            loop {
+                let mut piece = ptr::null();
+                let n = bindings::skb_seq_read(done, &mut piece, state);
+                if n == 0 {
+                    break;
+                }
+                f(slice::from_raw_parts(piece, n as usize));
+                done += n;
+            }
+        }
     }
 }
 
@@ -390,9 +432,14 @@ impl TxSkb {
     /// CRC32C of the whole packet, with the bytes at `hole..hole + 4` taken as 0, and puts
     /// it there in network order. The hole lies in the header.
     pub fn seal(&mut self, hole: usize) -> bool {
-        let len = self.len();
-        // SAFETY: `self` owns the packet; lengths of packets fit an `int`.
-        let crc = !unsafe { bindings::skb_crc32c(self.as_ptr(), 0, len as i32, !0) };
+        let mut crc = Crc32c::new();
+        let reader = SkbReader {
+            skb: self.0,
+            _skb: PhantomData,
+        };
+        if !crc.update_skb(reader, 0) {
+            return false;
+        }
         // SAFETY: `self` owns the packet, whose linear part begins with the header.
         let linear = unsafe {
             let raw = self.0.as_ref();
@@ -400,7 +447,7 @@ impl TxSkb {
         };
         match linear.get_mut(hole..).and_then(|b| b.first_chunk_mut()) {
             Some(field) => {
-                *field = crc.to_be_bytes();
+                *field = crc.finish().to_be_bytes();
                 true
             }
             None => false,

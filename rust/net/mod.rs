@@ -39,6 +39,6 @@ pub use self::{
 };
 pub use crate::kernel_ext::{
     net::{random_u64, NetDev, NetdevEvent},
-    skb::{crc32c, Skb, XmitError},
+    skb::{Skb, XmitError},
     timer::now,
 };
