@@ -45,8 +45,8 @@ use crate::{
     os,
     proto::{
         api::{
-            Direction, Event, Host, Placed, Placement, Receive, RxInfo, SendWr, Status, StreamId,
-            Target, Time, Token, Transmit,
+            Event, Fault, Host, Placed, Placement, Receive, RxInfo, SendWr, StreamId,
+            Time, Token, Transmit,
         },
         connection::{self, Connection},
         stream,
@@ -92,6 +92,16 @@ pub struct Key {
     pub dscp: u8,
 }
 
+impl From<wire::Endpoints> for Key {
+    fn from(ends: wire::Endpoints) -> Self {
+        Self {
+            local: ends.local,
+            remote: ends.remote,
+            dscp: ends.dscp,
+        }
+    }
+}
+
 /// The connections of a device.
 #[pin_data]
 pub struct Table {
@@ -109,8 +119,7 @@ struct Slots {
 }
 
 /// Bits of a connection id that are its index in the table; the others are random.
-const INDEX_BITS: u32 = 20;
-const INDEX_MASK: u64 = (1 << INDEX_BITS) - 1;
+const INDEX_MASK: u64 = (1 << wire::CID_INDEX_BITS) - 1;
 
 impl Table {
     /// An empty table.
@@ -222,17 +231,24 @@ struct State {
 
 /// Received packets that wait for what is ahead of them.
 struct Held {
-    packets: os::Vec<(Token, Skb)>,
+    packets: os::Vec<HeldPacket>,
+}
+
+/// A received packet and where its payload begins.
+struct HeldPacket {
+    token: Token,
+    skip: u32,
+    skb: Skb,
 }
 
 impl Held {
-    fn take(&mut self, token: &Token) -> Option<Skb> {
-        let i = self.packets.iter().position(|(t, _)| t == token)?;
+    fn take(&mut self, token: &Token) -> Option<HeldPacket> {
+        let i = self.packets.iter().position(|p| p.token == *token)?;
         // The last element takes the place of the one that goes.
         let last = self.packets.pop()?;
         match self.packets.get_mut(i) {
-            Some(slot) => Some(core::mem::replace(slot, last).1),
-            None => Some(last.1),
+            Some(slot) => Some(core::mem::replace(slot, last)),
+            None => Some(last),
         }
     }
 }
@@ -246,7 +262,7 @@ struct Slot {
 /// One deferred copy.
 struct Job {
     placement: Placement,
-    skb: Skb,
+    packet: HeldPacket,
     qp: Arc<QpInner>,
     plan: CopyPlan,
     done: Placed,
@@ -258,7 +274,7 @@ struct Batch {
     used: usize,
     jobs: os::Vec<Job>,
     /// Held packets to be freed outside the lock.
-    trash: os::Vec<Skb>,
+    trash: os::Vec<HeldPacket>,
     notify: Notify,
     ended: bool,
 }
@@ -310,13 +326,16 @@ pub fn receive(device: &Arc<DeviceInner>, skb: Skb) {
         Ok(packet) => packet,
         Err(why) => return device.count_drop(why),
     };
-    if !skb.check_crc(wire::CRC_OFFSET, packet.crc()) {
-        return device.count_drop(wire::Drop::Crc);
-    }
     let conn = match packet.connection_id() {
         Some(cid) => device.table.by_id(cid),
-        None => packet.handshake_key().and_then(|k| device.table.by_key(&k.into())),
+        None => packet
+            .endpoints()
+            .and_then(|ends| device.table.by_key(&Key::from(ends))),
     };
+    let has_crc = packet.always_checksum() || conn.as_ref().is_none_or(|c| c.flow.has_crc());
+    if has_crc && !crc_holds(&skb, packet.crc()) {
+        return device.count_drop(wire::Drop::Crc);
+    }
     let Some(conn) = conn else {
         return reply_without_state(device, &packet, &skb);
     };
@@ -340,7 +359,14 @@ pub fn receive(device: &Arc<DeviceInner>, skb: Skb) {
             let relaxed = qp_of(qps, placement.token.stream)
                 .is_some_and(|qp| qp.target_is_relaxed(&placement));
             if !relaxed {
-                let refused = held.packets.push((placement.token, skb)).err();
+                let refused = held
+                    .packets
+                    .push(HeldPacket {
+                        token: placement.token,
+                        skip,
+                        skb,
+                    })
+                    .err();
                 drop(state);
                 // Cannot happen: `may_hold` has looked.
                 drop(refused);
@@ -360,6 +386,13 @@ pub fn receive(device: &Arc<DeviceInner>, skb: Skb) {
         }
     };
     let Some(qp) = qp_of(qps, placement.token.stream).cloned() else {
+        // The core has just found the stream, and its QP goes together with it.
+        core.placed(
+            net::now(),
+            placement.token,
+            Placed::Fault(Fault::Operation),
+            &mut host,
+        );
         return;
     };
     let plan = qp.plan(&placement);
@@ -380,14 +413,23 @@ pub fn receive(device: &Arc<DeviceInner>, skb: Skb) {
     bh::queue(&conn);
 }
 
+/// Whether the CRC32C of the whole packet, its own field taken as 0, is `crc`.
+fn crc_holds(skb: &Skb, crc: u32) -> bool {
+    let Some(front) = skb.linear().get(..wire::CRC_OFFSET) else {
+        return false;
+    };
+    let sum = net::crc32c(net::crc32c(0, front), &[0; 4]);
+    skb.crc32c(wire::CRC_OFFSET as u32 + 4, sum) == Some(crc)
+}
+
 /// Answers what concerns no connection, without keeping anything.
 fn reply_without_state(device: &Arc<DeviceInner>, packet: &Packet<'_>, skb: &Skb) {
     let mut tx = Transmit::new();
     if !connection::stateless_reply(packet, &device.secret, net::now(), &mut tx) {
-        return device.count_drop(wire::Drop::NoConnection);
+        return device.count_drop(wire::Drop::UnknownConnection);
     }
     // A reply that cannot be sent is as good as lost; the peer asks again.
-    let _ = Flow::answering(device, skb).and_then(|flow| flow.xmit(&tx, &mut Frags::new()));
+    let _ = Flow::answering(&device.port, skb).xmit(&tx, &mut Frags::new());
 }
 
 impl Conn {
@@ -462,7 +504,7 @@ impl Conn {
             batch.notify.deliver();
             batch.trash.clear();
             for job in batch.jobs.iter_mut() {
-                job.done = job.plan.copy_held(&job.skb, &job.placement);
+                job.done = job.plan.copy(&job.packet.skb, job.packet.skip, &job.placement);
             }
             let unsent = self.send(&mut batch);
             if batch.ended {
@@ -548,9 +590,9 @@ impl Conn {
                 return;
             }
             Event::Discard(token) => {
-                if let Some(skb) = held.take(&token) {
+                if let Some(packet) = held.take(&token) {
                     // `events` has made sure of the room.
-                    let _ = batch.trash.push(skb);
+                    let _ = batch.trash.push(packet);
                 }
                 return;
             }
@@ -587,12 +629,12 @@ impl Conn {
             }
             Event::Local { stream, wr } => core.local_done(now, stream, wr, qp.local(wr)),
             Event::Release(placement) => {
-                if let Some(skb) = held.take(&placement.token) {
+                if let Some(packet) = held.take(&placement.token) {
                     let plan = qp.plan(&placement);
                     // `events` has made sure of the room.
                     let _ = batch.jobs.push(Job {
                         placement,
-                        skb,
+                        packet,
                         qp: qp.clone(),
                         plan,
                         done: Placed::Ok,
@@ -951,7 +993,8 @@ impl Attachment {
     /// Takes the QP out of the connection, and waits until no copy for it is running.
     /// Process context.
     pub fn disconnect(self, qp: &QpInner) -> Option<os::Box<stream::Stream>> {
-        let mut trash = os::Vec::with_capacity(HELD).ok();
+        // Without memory for it they are freed under the lock, which is slow, not wrong.
+        let mut trash = os::Vec::with_capacity(HELD).unwrap_or_default();
         let (stream, gone) = {
             let _bh = bh::disable();
             let mut state = self.conn.state.lock();
@@ -960,12 +1003,11 @@ impl Attachment {
             } = &mut *state;
             let stream = core.detach(net::now(), self.stream);
             let mut i = 0;
-            while let Some((token, _)) = held.packets.get(i) {
-                let token = *token;
+            while let Some(token) = held.packets.get(i).map(|p| p.token) {
                 if token.stream != self.stream {
                     i += 1;
-                } else if let (Some(skb), Some(trash)) = (held.take(&token), trash.as_mut()) {
-                    let _ = trash.push(skb);
+                } else if let Some(packet) = held.take(&token) {
+                    let _ = trash.push(packet);
                 }
             }
             let gone = qps

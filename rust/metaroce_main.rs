@@ -3,10 +3,30 @@
 //! metaroce: RDMA verbs over any Ethernet interface, in MetaRoCE packets (multipath, lossy
 //! Ethernet, over UDP).
 
+//!
+//! | folder | what |
+//! | --- | --- |
+//! | `proto` | the transport, without I/O; compiled by cargo as well |
+//! | `verbs` | one file per verbs object |
+//! | `net` | UDP ports, routes, sending, receiving |
+//! | `mem`, `queue` | registered memory; rings shared with programs |
+//! | `drive` | the one place that locks a connection and moves it on |
+//! | `kernel_ext`, `bindings` | safe wrappers for what the `kernel` crate lacks |
+//!
+//! Start order: UDP ports, then the link type; the end comes in reverse.
+
 use ::kernel::prelude::*;
 
 #[allow(dead_code)]
 mod bindings;
+mod drive;
+mod kernel_ext;
+mod mem;
+mod net;
+mod os;
+pub mod proto;
+mod queue;
+mod verbs;
 
 module! {
     type: Metaroce,
@@ -15,12 +35,53 @@ module! {
     description: "RDMA over multipath, lossy Ethernet (MetaRoCE wire version 0, experimental)",
     license: "GPL",
     alias: ["rdma-link-metaroce"],
+    params: {
+        port: u16 {
+            default: 4795,
+            description: "UDP port of the transport (1 to 65535, default 4795), the same on all hosts",
+        },
+        paths: u8 {
+            default: 16,
+            description: "Paths of a connection (1 to 64, default 16)",
+        },
+        crc: bool {
+            default: true,
+            description: "CRC32C over header and payload of each packet (default on; off only where both ends say so)",
+        },
+        seed: u64 {
+            default: 0,
+            description: "Seed of the source ports, to repeat a run (default 0: random)",
+        },
+    },
 }
 
-struct Metaroce;
+/// What lives as long as the module; fields go in this order.
+struct Metaroce {
+    _links: Pin<KBox<kernel_ext::ib::LinkType<verbs::device::Driver>>>,
+    _network: net::Network,
+}
 
 impl ::kernel::Module for Metaroce {
     fn init(_module: &'static ThisModule) -> Result<Self> {
-        Ok(Metaroce)
+        let port = *module_parameters::port.value();
+        let paths = *module_parameters::paths.value();
+        if port == 0 {
+            pr_err!("port=0: choose a UDP port from 1 to 65535\n");
+            return Err(EINVAL);
+        }
+        if !(1..=64).contains(&paths) {
+            pr_err!("paths={}: choose from 1 to 64\n", paths);
+            return Err(EINVAL);
+        }
+        let network = net::start(port)?;
+        let links = verbs::link::start(verbs::link::Params {
+            paths,
+            crc: *module_parameters::crc.value(),
+            seed: *module_parameters::seed.value(),
+        })?;
+        Ok(Self {
+            _links: links,
+            _network: network,
+        })
     }
 }
