@@ -150,6 +150,23 @@ struct Receive_ {
     data: Vec<u8>,
 }
 
+/// What a copy goes to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+enum Kind {
+    Memory,
+    Receive,
+    Answer,
+}
+
+fn kind(p: &Placement) -> (Kind, u32) {
+    let kind = match p.target {
+        Target::Remote { .. } => Kind::Memory,
+        Target::Receive { .. } => Kind::Receive,
+        Target::Request { .. } => Kind::Answer,
+    };
+    (kind, p.token.sseq)
+}
+
 struct End {
     stream: Box<Stream>,
     memory: Vec<u8>,
@@ -163,7 +180,7 @@ struct End {
     next_bound: u32,
     next_received: u32,
     held: HashMap<u32, Vec<u8>>,
-    in_copy: HashSet<(bool, u32)>,
+    in_copy: HashSet<(Kind, u32)>,
     errors: Vec<Option<Fault>>,
     pinned: HashSet<u32>,
     established: u32,
@@ -750,11 +767,7 @@ impl World {
 
     /// Begins a copy; a part of its bytes is visible at once, but not the last eight.
     fn copy(&mut self, end: usize, p: Placement, bytes: Vec<u8>) {
-        let response = p.token.direction == Direction::Response;
-        assert!(
-            self.ends[end].in_copy.insert((response, p.token.sseq)),
-            "copied twice"
-        );
+        assert!(self.ends[end].in_copy.insert(kind(&p)), "copied twice");
         if let Target::Remote { va, rkey } = p.target {
             if rkey == 7 && bytes.len() > 8 {
                 if p.last {
@@ -808,8 +821,7 @@ impl World {
 
     fn copied(&mut self, end: usize, p: Placement, bytes: Vec<u8>) {
         let now = self.now;
-        let response = p.token.direction == Direction::Response;
-        assert!(self.ends[end].in_copy.remove(&(response, p.token.sseq)));
+        assert!(self.ends[end].in_copy.remove(&kind(&p)));
         if p.last {
             self.check_final(end, &p);
         }
@@ -1031,7 +1043,8 @@ impl World {
                 let e = &mut self.ends[end];
                 assert_eq!(rmsn, e.next_received, "receive order");
                 e.next_received += 1;
-                assert!(!e.in_copy.iter().any(|c| !c.0) || status == Status::Success);
+                let copying = e.in_copy.iter().any(|c| c.0 == Kind::Receive);
+                assert!(!copying || status == Status::Success);
                 let b = e.bound.remove(&rmsn).expect("bound");
                 let at = self.ends[1 - end]
                     .ops
@@ -1118,7 +1131,7 @@ impl World {
                 let e = &mut self.ends[end];
                 e.errors.push(fault);
                 // Its receives are flushed: nothing may be copied to them any more.
-                assert!(e.in_copy.iter().all(|&(response, _)| !response));
+                assert!(e.in_copy.iter().all(|c| c.0 == Kind::Memory));
                 e.bound.clear();
             }
             Event::Established { .. } => self.ends[end].established += 1,
