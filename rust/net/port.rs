@@ -237,7 +237,7 @@ impl Port {
 fn report(netdev: &NetDev, service: u16, e: Error) {
     if e == EADDRINUSE {
         pr_err!(
-            "{}: UDP port {} is in use by another program in this network namespace (see ss -ulpn); free it, or load the module with another udp_port\n",
+            "{}: UDP port {} is in use by another program in this network namespace (see ss -ulpn); free it, or load the module with another port\n",
             netdev.name(),
             service
         );
