@@ -45,7 +45,7 @@ use crate::{
     os,
     proto::{
         api::{
-            Event, Fault, Host, Placed, Placement, Receive, RxInfo, SendWr, StreamId,
+            Event, Fault, Host, Payload, Placed, Placement, Receive, RxInfo, SendWr, StreamId,
             Time, Token, Transmit,
         },
         connection::{self, Connection},
@@ -92,12 +92,13 @@ pub struct Key {
     pub dscp: u8,
 }
 
-impl From<wire::Endpoints> for Key {
-    fn from(ends: wire::Endpoints) -> Self {
+impl From<wire::HandshakeKey> for Key {
+    /// As the receiver of the packet sees it.
+    fn from(key: wire::HandshakeKey) -> Self {
         Self {
-            local: ends.local,
-            remote: ends.remote,
-            dscp: ends.dscp,
+            local: key.destination,
+            remote: key.source,
+            dscp: key.dscp,
         }
     }
 }
@@ -119,7 +120,8 @@ struct Slots {
 }
 
 /// Bits of a connection id that are its index in the table; the others are random.
-const INDEX_MASK: u64 = (1 << wire::CID_INDEX_BITS) - 1;
+const INDEX_BITS: u32 = 24;
+const INDEX_MASK: u64 = (1 << INDEX_BITS) - 1;
 
 impl Table {
     /// An empty table.
@@ -257,6 +259,8 @@ impl Held {
 struct Slot {
     tx: Transmit,
     frags: Frags,
+    /// A queue refused it.
+    unsent: bool,
 }
 
 /// One deferred copy.
@@ -285,6 +289,7 @@ impl Batch {
             slots: os::Vec::from_fn(BATCH, |_| Slot {
                 tx: Transmit::new(),
                 frags: Frags::new(),
+                unsent: false,
             })?,
             used: 0,
             jobs: os::Vec::with_capacity(JOBS)?,
@@ -329,11 +334,11 @@ pub fn receive(device: &Arc<DeviceInner>, skb: Skb) {
     let conn = match packet.connection_id() {
         Some(cid) => device.table.by_id(cid),
         None => packet
-            .endpoints()
-            .and_then(|ends| device.table.by_key(&Key::from(ends))),
+            .handshake_key()
+            .and_then(|key| device.table.by_key(&Key::from(key))),
     };
     let has_crc = packet.always_checksum() || conn.as_ref().is_none_or(|c| c.flow.has_crc());
-    if has_crc && !crc_holds(&skb, packet.crc()) {
+    if has_crc && !skb.check_crc(wire::CRC_OFFSET, packet.crc()) {
         return device.count_drop(wire::Drop::Crc);
     }
     let Some(conn) = conn else {
@@ -413,20 +418,16 @@ pub fn receive(device: &Arc<DeviceInner>, skb: Skb) {
     bh::queue(&conn);
 }
 
-/// Whether the CRC32C of the whole packet, its own field taken as 0, is `crc`.
-fn crc_holds(skb: &Skb, crc: u32) -> bool {
-    let Some(front) = skb.linear().get(..wire::CRC_OFFSET) else {
-        return false;
-    };
-    let sum = net::crc32c(net::crc32c(0, front), &[0; 4]);
-    skb.crc32c(wire::CRC_OFFSET as u32 + 4, sum) == Some(crc)
-}
-
 /// Answers what concerns no connection, without keeping anything.
 fn reply_without_state(device: &Arc<DeviceInner>, packet: &Packet<'_>, skb: &Skb) {
     let mut tx = Transmit::new();
-    if !connection::stateless_reply(packet, &device.secret, net::now(), &mut tx) {
-        return device.count_drop(wire::Drop::UnknownConnection);
+    let seen = wire::HandshakeKey {
+        source: skb.source(),
+        destination: skb.destination(),
+        dscp: skb.traffic_class() >> 2,
+    };
+    if !connection::stateless_reply(packet, &seen, &device.secret, net::now(), &mut tx) {
+        return device.count_drop(wire::Drop::NoConnection);
     }
     // A reply that cannot be sent is as good as lost; the peer asks again.
     let _ = Flow::answering(&device.port, skb).xmit(&tx, &mut Frags::new());
@@ -506,7 +507,7 @@ impl Conn {
             for job in batch.jobs.iter_mut() {
                 job.done = job.plan.copy(&job.packet.skb, job.packet.skip, &job.placement);
             }
-            let unsent = self.send(&mut batch);
+            self.send(&mut batch);
             if batch.ended {
                 self.device.table.remove(self);
             }
@@ -521,8 +522,10 @@ impl Conn {
                 };
                 core.placed(now, job.placement.token, job.done, &mut host);
             }
-            for (path, count) in unsent.iter() {
-                core.transmit_failed(now, path, count);
+            for slot in batch.slots.iter().take(batch.used) {
+                if slot.unsent {
+                    core.transmit_failed(now, &slot.tx);
+                }
             }
         }
         // Enough for one go: others want the CPU as well.
@@ -583,7 +586,12 @@ impl Conn {
         event: Event,
     ) {
         match event {
-            Event::ConnectionUp | Event::PathChanged { .. } => return,
+            Event::PathChanged { .. } => return,
+            Event::ConnectionUp => {
+                let bare = core.crc() && (!self.flow.is_ipv6() || core.zero_checksum6());
+                self.flow.set_integrity(core.crc(), !bare);
+                return;
+            }
             Event::ConnectionFailed(why) => return self.device.connection_failed(&self.key, why),
             Event::ConnectionClosed => {
                 batch.ended = true;
@@ -688,45 +696,16 @@ impl Conn {
         batch.used > 0
     }
 
-    /// Sends the batch. Returns the path and the number of the packets that a full queue
-    /// refused.
-    fn send(&self, batch: &mut Batch) -> Unsent {
-        let mut unsent = Unsent::default();
+    /// Sends the batch.
+    fn send(&self, batch: &mut Batch) {
         for slot in batch.slots.iter_mut().take(batch.used) {
-            if self.flow.xmit(&slot.tx, &mut slot.frags).is_err() {
-                unsent.add(slot.tx.path);
+            let bytes = u64::from(slot.tx.header_len) + slot.frags.len() as u64;
+            slot.unsent = self.flow.xmit(&slot.tx, &mut slot.frags).is_err();
+            if !slot.unsent {
+                self.device.counters.add_path(slot.tx.path, bytes);
             }
             slot.frags.clear();
         }
-        unsent
-    }
-}
-
-/// Packets that a full queue refused, by path.
-#[derive(Default)]
-struct Unsent {
-    paths: [(u8, u16); 4],
-    used: usize,
-}
-
-impl Unsent {
-    /// Counts one packet of `path`. What does not fit in is found by the core's own timers.
-    fn add(&mut self, path: u8) {
-        if let Some((_, n)) = self
-            .paths
-            .iter_mut()
-            .take(self.used)
-            .find(|(p, _)| *p == path)
-        {
-            *n += 1;
-        } else if let Some(slot) = self.paths.get_mut(self.used) {
-            *slot = (path, 1);
-            self.used += 1;
-        }
-    }
-
-    fn iter(&self) -> impl Iterator<Item = (u8, u16)> + '_ {
-        self.paths.iter().take(self.used).copied()
     }
 }
 
@@ -980,13 +959,14 @@ impl Attachment {
     }
 
     /// Receives were posted where there had been none.
-    pub fn receives_posted(&self) {
+    pub fn receives_posted(&self, qp: &QpInner) {
         let _bh = bh::disable();
+        let posted = qp.receives_posted();
         self.conn
             .state
             .lock()
             .core
-            .receives_changed(net::now(), self.stream);
+            .receives_changed(net::now(), self.stream, posted);
         self.conn.run();
     }
 

@@ -19,14 +19,14 @@ use ::kernel::prelude::*;
 
 #[allow(dead_code)]
 mod bindings;
-mod drive;
-mod kernel_ext;
-mod mem;
-mod net;
-mod os;
+pub mod drive;
+pub mod kernel_ext;
+pub mod mem;
+pub mod net;
+pub mod os;
 pub mod proto;
-mod queue;
-mod verbs;
+pub mod queue;
+pub mod verbs;
 
 module! {
     type: Metaroce,
@@ -56,15 +56,15 @@ module! {
 }
 
 /// What lives as long as the module; fields go in this order.
-struct Metaroce {
+pub struct Metaroce {
     _links: Pin<KBox<kernel_ext::ib::LinkType<verbs::device::Driver>>>,
     _network: net::Network,
 }
 
 impl ::kernel::Module for Metaroce {
     fn init(_module: &'static ThisModule) -> Result<Self> {
-        let port = *module_parameters::port.value();
-        let paths = *module_parameters::paths.value();
+        let port = module_parameters::port.value();
+        let paths = module_parameters::paths.value();
         if port == 0 {
             pr_err!("port=0: choose a UDP port from 1 to 65535\n");
             return Err(EINVAL);
@@ -76,8 +76,8 @@ impl ::kernel::Module for Metaroce {
         let network = net::start(port)?;
         let links = verbs::link::start(verbs::link::Params {
             paths,
-            crc: *module_parameters::crc.value(),
-            seed: *module_parameters::seed.value(),
+            crc: module_parameters::crc.value(),
+            seed: module_parameters::seed.value(),
         })?;
         Ok(Self {
             _links: links,

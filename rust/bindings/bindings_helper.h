@@ -14,6 +14,7 @@
 #include <linux/crc32.h>
 #include <linux/dma-mapping.h>
 #include <linux/errno.h>
+#include <linux/ethtool.h>
 #include <linux/etherdevice.h>
 #include <linux/highmem.h>
 #include <linux/hrtimer.h>

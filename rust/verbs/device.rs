@@ -1,0 +1,357 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! The device: what all its objects share, and the table of verbs.
+
+#![forbid(unsafe_code)]
+
+use super::{
+    counters::{Counters, Stat},
+    cq::Cq,
+    link::Params,
+    mr::Mr,
+    pd::Pd,
+    port,
+    qp::Qp,
+    srq::Srq,
+    ucontext::Context,
+    MAX_CQE, MAX_RD_ATOMIC, MAX_SGE, MAX_WR,
+};
+use crate::{
+    bindings, drive,
+    kernel_ext::{
+        ib::{Back, Operations, QpInit, RawDevice, StatDesc, Udata},
+        ib_attr::{DeviceAttr, MrAttr, MrRereg, PortAttr, QpAttr, QpCap, SrqAttr},
+        ids::Ids,
+        net::{NetDev, NetdevEvent},
+    },
+    mem,
+    net::{random_u64, Client, Flow, Port, Skb},
+    proto::{api::ConnectionError, connection, wire},
+    queue::{ABI_VERSION, DRIVER_ID},
+};
+use ::core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use ::kernel::{prelude::*, sync::Arc};
+
+/// QPs of a device at the most.
+const MAX_QP: u32 = 1 << 20;
+/// CQs, SRQs and PDs of a device at the most (what is reported; memory is the limit).
+const MAX_OBJECTS: u32 = 1 << 20;
+
+/// QP numbers 0 and 1 mean something else.
+const FIRST_QPN: u32 = 2;
+/// QP numbers have 24 bits; the last one is for multicast.
+const LAST_QPN: u32 = 0xff_fffe;
+
+/// Lowest source port of paths (the dynamic range of RFC 6335).
+const PORT_BASE: u16 = 49152;
+/// Outstanding packets of a path.
+const PATH_RECORDS: u16 = 256;
+/// Least time before silence means anything, ns.
+const MARGIN: u64 = 1_000_000;
+/// What a host may take to gather acknowledgements, ns.
+const BATCHING: u64 = 100_000;
+
+/// A device, as softirq and objects hold it.
+#[pin_data]
+pub struct DeviceInner {
+    back: Arc<Back<bindings::ib_device>>,
+    /// Node GUID.
+    guid: u64,
+    params: Params,
+    /// Its place in the network.
+    pub port: Arc<Port>,
+    /// Its connections.
+    #[pin]
+    pub table: drive::Table,
+    /// Its memory regions.
+    pub regions: Arc<mem::Table>,
+    /// Numbers of QPs. 16 million are handed out before one is used again: at a million a
+    /// minute, far more than can be made, none comes back within 60 s.
+    #[pin]
+    pub qpns: Ids,
+    /// Numbers of PDs.
+    domains: AtomicU64,
+    /// Numbers of CQs and SRQs.
+    queues: AtomicU32,
+    /// What it counts.
+    pub counters: Counters,
+    /// Key of cookies and challenges.
+    pub secret: [u8; 16],
+    /// Names this life of the device.
+    instance: u64,
+}
+
+/// The device as the RDMA core has it.
+pub struct Driver(Arc<DeviceInner>);
+
+/// The device as the network has it.
+struct NetClient(Arc<DeviceInner>);
+
+impl DeviceInner {
+    /// Makes a device over `netdev` and opens its port: packets may come at once.
+    pub(super) fn new(
+        back: Arc<Back<bindings::ib_device>>,
+        netdev: &NetDev,
+        guid: u64,
+        params: Params,
+    ) -> Result<Driver> {
+        let regions = mem::Table::new()?;
+        let port = Port::new()?;
+        let mut secret = [0u8; 16];
+        for chunk in secret.chunks_exact_mut(8) {
+            chunk.copy_from_slice(&random_u64().to_ne_bytes());
+        }
+        let first = FIRST_QPN + (random_u64() as u32) % (LAST_QPN - FIRST_QPN);
+        let inner = Arc::pin_init(
+            pin_init!(Self {
+                back,
+                guid,
+                params,
+                port,
+                table <- drive::Table::new(),
+                regions,
+                qpns <- Ids::new(FIRST_QPN, LAST_QPN, first),
+                domains: AtomicU64::new(1),
+                queues: AtomicU32::new(1),
+                counters: Counters::new(),
+                secret,
+                instance: random_u64(),
+            }),
+            GFP_KERNEL,
+        )?;
+        // From here on dropping the driver closes what is open.
+        let driver = Driver(inner.clone());
+        let client = Arc::new(NetClient(inner.clone()), GFP_KERNEL)?;
+        inner.port.open(netdev.clone(), client)?;
+        Ok(driver)
+    }
+
+    /// Paths of a connection.
+    pub fn paths(&self) -> usize {
+        usize::from(self.params.paths)
+    }
+
+    /// `enum ib_mtu` of the port now.
+    pub(super) fn active_mtu(&self) -> u32 {
+        port::active_mtu(self.port.mtu())
+    }
+
+    /// What a new connection over `flow` is like.
+    pub fn connection_config(&self, flow: &Flow) -> connection::Config {
+        connection::Config {
+            netdev_mtu: flow.mtu(),
+            ipv6: flow.is_ipv6(),
+            paths: self.params.paths,
+            crc: self.params.crc,
+            zero_checksum6: false,
+            path_records: PATH_RECORDS,
+            margin: MARGIN,
+            batching: BATCHING,
+            instance: self.instance,
+            secret: self.secret,
+            seed: match self.params.seed {
+                0 => random_u64(),
+                fixed => fixed,
+            },
+            port_base: PORT_BASE,
+        }
+    }
+
+    /// Counts a received packet that was dropped.
+    pub fn count_drop(&self, why: wire::Drop) {
+        use wire::Drop;
+        let stat = match why {
+            Drop::Crc => Stat::DropCrc,
+            Drop::NoConnection => Stat::DropNoConnection,
+            Drop::PathDuplicate | Drop::StreamDuplicate | Drop::Old => Stat::Duplicates,
+            Drop::Refused => Stat::DropRefused,
+            Drop::Short | Drop::Version | Drop::Type | Drop::Length | Drop::Field => {
+                Stat::DropMalformed
+            }
+            _ => Stat::DropState,
+        };
+        self.counters.add(stat, 1);
+    }
+
+    /// A connection could not be made, or is lost.
+    pub fn connection_failed(&self, key: &drive::Key, why: ConnectionError) {
+        self.counters.add(Stat::ConnectionErrors, 1);
+        if let ConnectionError::Version { lowest, highest } = why {
+            pr_warn!(
+                "{:x?} speaks wire versions {} to {}, this side {}\n",
+                key.remote,
+                lowest,
+                highest,
+                wire::VERSION
+            );
+        }
+    }
+}
+
+impl Drop for Driver {
+    /// The device goes: all objects are gone. First nothing comes any more, then what works
+    /// by itself is stopped.
+    fn drop(&mut self) {
+        self.0.port.close();
+        self.0.table.shutdown();
+    }
+}
+
+impl Client for NetClient {
+    fn receive(&self, skb: Skb) {
+        drive::receive(&self.0, skb);
+    }
+
+    fn netdev(&self, event: NetdevEvent) {
+        match event {
+            NetdevEvent::Unregister => self.0.back.unregister(),
+            NetdevEvent::Up | NetdevEvent::Down | NetdevEvent::Change => {
+                self.0.back.port_state_changed();
+            }
+            NetdevEvent::Mtu | NetdevEvent::Address => {}
+        }
+    }
+}
+
+impl Operations for Driver {
+    const DRIVER_ID: u32 = DRIVER_ID;
+    const ABI_VERSION: u32 = ABI_VERSION;
+    const DESCRIPTION: &'static [u8] = b"metaroce";
+
+    type Context = Context;
+    type Pd = Pd;
+    type Mr = Mr;
+    type Cq = Cq;
+    type Qp = Qp;
+    type Srq = Srq;
+
+    fn module() -> &'static ThisModule {
+        ::kernel::module::this_module::<crate::Metaroce>()
+    }
+
+    fn query_device(&self) -> DeviceAttr {
+        DeviceAttr {
+            fw_ver: 0,
+            sys_image_guid: self.0.guid,
+            // No company's: the locally administered prefix of the node GUID.
+            vendor_id: (self.0.guid >> 40) as u32,
+            vendor_part_id: 1,
+            hw_ver: u32::from(wire::VERSION),
+            max_mr_size: u64::MAX,
+            page_size_cap: !(::kernel::page::PAGE_SIZE as u64 - 1),
+            max_qp: MAX_QP,
+            max_qp_wr: MAX_WR,
+            max_sge: MAX_SGE,
+            max_cq: MAX_OBJECTS,
+            max_cqe: MAX_CQE,
+            max_mr: mem::MAX_REGIONS,
+            max_pd: MAX_OBJECTS,
+            max_rd_atomic: u32::from(MAX_RD_ATOMIC),
+            max_srq: MAX_OBJECTS,
+            max_srq_wr: MAX_WR,
+            max_pkeys: 1,
+            // 4.096 µs times 2^15: what a busy host may take to answer.
+            local_ca_ack_delay: 15,
+        }
+    }
+
+    fn query_port(&self) -> PortAttr {
+        let netdev = self.0.back.netdev();
+        let speed = netdev.as_ref().map_or(0, |n| n.speed());
+        port::query(netdev.as_ref(), speed)
+    }
+
+    fn alloc_context(&self, udata: &Udata<'_>) -> Result<Context> {
+        Context::new(udata)
+    }
+
+    fn alloc_pd(&self, udata: &Udata<'_>) -> Result<Pd> {
+        udata.none()?;
+        Ok(Pd::new(self.0.domains.fetch_add(1, Ordering::Relaxed)))
+    }
+
+    fn reg_mr(&self, device: &RawDevice, pd: &Pd, mr: &MrAttr) -> Result<Mr> {
+        Mr::new(&self.0, device, pd, mr)
+    }
+
+    fn rereg_mr(
+        &self,
+        device: &RawDevice,
+        old: &Mr,
+        pd: &Pd,
+        flags: MrRereg,
+        mr: &MrAttr,
+    ) -> Result<Mr> {
+        Mr::again(&self.0, device, old, pd, flags, mr)
+    }
+
+    fn mr_key(mr: &Mr) -> u32 {
+        mr.key()
+    }
+
+    fn create_cq(
+        &self,
+        back: Arc<Back<bindings::ib_cq>>,
+        entries: u32,
+        udata: &Udata<'_>,
+    ) -> Result<(Cq, u32)> {
+        let number = self.0.queues.fetch_add(1, Ordering::Relaxed);
+        Cq::new(back, entries, number, udata)
+    }
+
+    fn resize_cq(&self, cq: &Cq, entries: u32, udata: &Udata<'_>) -> Result<u32> {
+        cq.resize(entries, udata)
+    }
+
+    fn create_srq(
+        &self,
+        pd: &Pd,
+        back: Arc<Back<bindings::ib_srq>>,
+        attr: &mut SrqAttr,
+        udata: &Udata<'_>,
+    ) -> Result<Srq> {
+        let number = self.0.queues.fetch_add(1, Ordering::Relaxed);
+        Srq::new(pd.number(), number, back, attr, udata)
+    }
+
+    fn modify_srq(&self, srq: &Srq, limit: u32) -> Result {
+        srq.set_limit(limit)
+    }
+
+    fn query_srq(&self, srq: &Srq) -> SrqAttr {
+        srq.query()
+    }
+
+    fn create_qp(
+        &self,
+        back: Arc<Back<bindings::ib_qp>>,
+        init: &mut QpInit<'_, Self>,
+        udata: &Udata<'_>,
+    ) -> Result<(Qp, u32)> {
+        Qp::new(&self.0, back, init, udata)
+    }
+
+    fn modify_qp(&self, qp: &Qp, attr: &QpAttr, mask: u32) -> Result {
+        qp.modify(attr, mask)
+    }
+
+    fn query_qp(&self, qp: &Qp) -> (QpAttr, QpCap, bool) {
+        qp.query()
+    }
+
+    fn destroy_qp(&self, qp: &Qp) {
+        qp.destroy();
+    }
+
+    fn doorbell(&self, qp: &Qp) -> Result {
+        qp.doorbell()
+    }
+
+    fn counters() -> &'static [StatDesc] {
+        Counters::names()
+    }
+
+    fn read_counters(&self, values: &mut [u64]) {
+        self.0.counters.read(values);
+    }
+}

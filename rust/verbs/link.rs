@@ -1,0 +1,81 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! `rdma link add NAME type metaroce netdev DEV`, and the end of it.
+//!
+//! A device is made over one Ethernet-like netdev: NIC, virtio, veth, VLAN, bond, bridge,
+//! macvlan. It lives in the netdev's namespace (exclusive mode of the RDMA core; in shared
+//! mode the core keeps all devices in the first namespace). It goes with `rdma link delete`,
+//! with the netdev (also when that moves to another namespace), or with the module.
+//!
+//! `rdma link add` has no way to hand a text back, so each refusal is one line in the kernel
+//! log beside its errno:
+//!
+//! | refusal | errno |
+//! | --- | --- |
+//! | not an Ethernet-like netdev | EINVAL |
+//! | the netdev has a device already | EEXIST |
+//! | the name is in use | ENFILE (from the RDMA core) |
+//! | another program has the UDP port | EADDRINUSE |
+
+#![forbid(unsafe_code)]
+
+use super::device::{DeviceInner, Driver};
+use crate::{
+    kernel_ext::{
+        ib::{self, Link, LinkType},
+        net::NetDev,
+    },
+    queue::{GUID_MARK, GUID_MASK},
+};
+use ::kernel::{prelude::*, sync::SetOnce};
+
+/// Parameters of the module that concern devices.
+#[derive(Clone, Copy)]
+pub struct Params {
+    /// Paths of a connection, 1 to 64.
+    pub paths: u8,
+    /// Ask for a CRC in every packet.
+    pub crc: bool,
+    /// Where path entropy comes from; 0 is random.
+    pub seed: u64,
+}
+
+static PARAMS: SetOnce<Params> = SetOnce::new();
+
+/// Registers the link type; dropping what is returned removes all devices. Once, when the
+/// module is loaded.
+pub fn start(params: Params) -> Result<Pin<KBox<LinkType<Driver>>>> {
+    PARAMS.populate(params);
+    KBox::pin_init(LinkType::new(), GFP_KERNEL)
+}
+
+impl Link for Driver {
+    const TYPE: &'static CStr = c"metaroce";
+
+    fn new_link(name: &CStr, netdev: &NetDev) -> Result {
+        let params = *PARAMS.as_ref().ok_or(ENODEV)?;
+        if !netdev.is_ether() {
+            pr_err!(
+                "{}: not an Ethernet-like interface, no device can be made over it\n",
+                netdev.name()
+            );
+            return Err(EINVAL);
+        }
+        if ib::has_link::<Driver>(netdev) {
+            pr_err!("{}: has a metaroce device already\n", netdev.name());
+            return Err(EEXIST);
+        }
+        let guid = GUID_MARK | (netdev.mac() & !GUID_MASK);
+        ib::add_link::<Driver>(netdev, name, guid, |back| {
+            DeviceInner::new(back, netdev, guid, params)
+        })
+        .inspect_err(|e| {
+            pr_err!(
+                "{}: cannot make device {}: error {}\n",
+                netdev.name(),
+                name,
+                e.to_errno()
+            );
+        })
+    }
+}

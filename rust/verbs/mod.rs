@@ -1,0 +1,63 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! The verbs, one file per object.
+//!
+//! # Who holds what
+//!
+//! The RDMA core owns the objects that programs see (`ib_qp` …) and destroys them in an
+//! order of its own: queue pairs before their CQs, SRQs and PDs. Behind each is an `Arc` of
+//! the part that softirq works with ([`qp::QpInner`], [`cq::CqInner`], [`srq::SrqInner`]);
+//! softirq holds these only. Destroying a QP takes it out of its connection, waits for the
+//! copies that run for it, and cancels its work item; what is left are references that do
+//! nothing but free memory. No event or completion handler is called once a destroy verb has
+//! begun (see [`crate::kernel_ext::ib::Back`]).
+//!
+//! # Locks
+//!
+//! QP mutex (process context) → connection (drive) → RQ → SRQ → CQ; the SQ's and the READ
+//! table's locks order like the RQ's and are never held together with it. Handlers of the
+//! RDMA core are called with none of them held.
+//!
+//! # The doorbell
+//!
+//! Programs post by writing WQEs into the mapped ring and enter the kernel once for any
+//! number of them: an empty POST_SEND command, which ends up in [`qp::Qp::doorbell`]. It
+//! copies each WQE once, checks the copy, and hands it to the core. In the state ERR the
+//! same doorbell flushes, receives as well.
+//!
+//! # Refusals
+//!
+//! | what | errno |
+//! | --- | --- |
+//! | QP type other than RC, create flags, SRQ type other than basic, SRQ resize | EOPNOTSUPP |
+//! | more WRs, SGEs, CQEs or READs than the device has | EINVAL |
+//! | a transition or attribute that the state table does not have, a value out of range | EINVAL |
+//! | another address vector for a connected QP | EOPNOTSUPP |
+//! | versions of module and provider that do not meet | EPROTO |
+//! | on-demand paging, dma-buf | EOPNOTSUPP |
+//! | memory beyond RLIMIT_MEMLOCK | ENOMEM |
+
+#![forbid(unsafe_code)]
+
+pub mod counters;
+pub mod cq;
+pub mod device;
+pub mod link;
+pub mod mr;
+pub mod notify;
+pub mod pd;
+pub mod port;
+pub mod qp;
+pub mod rq;
+pub mod sq;
+pub mod srq;
+pub mod ucontext;
+
+/// WRs of a queue at the most.
+pub const MAX_WR: u32 = 16384;
+/// SGEs of a WR at the most.
+pub const MAX_SGE: u32 = crate::mem::MAX_SGE as u32;
+/// Completions of a CQ at the most.
+pub const MAX_CQE: u32 = 1 << 20;
+/// Outstanding READs and atomics of a QP, either way.
+pub const MAX_RD_ATOMIC: u8 = 128;
