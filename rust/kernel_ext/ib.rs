@@ -443,11 +443,7 @@ impl Udata<'_> {
         }
         // SAFETY: the response's bytes are all initialised.
         to_result(unsafe {
-            bindings::_ib_respond_udata(
-                self.raw,
-                ptr::from_ref(response).cast(),
-                size_of::<R>(),
-            )
+            bindings::_ib_respond_udata(self.raw, ptr::from_ref(response).cast(), size_of::<R>())
         })
     }
 
@@ -570,9 +566,7 @@ pub fn add_link<T: Operations>(
 ) -> Result {
     let ops = VTable::<T>::ops()?;
     // SAFETY: the namespace of a device that is held.
-    let raw = unsafe {
-        bindings::_ib_alloc_device(size_of::<Device<T>>(), netdev.net().as_ptr())
-    };
+    let raw = unsafe { bindings::_ib_alloc_device(size_of::<Device<T>>(), netdev.net().as_ptr()) };
     if raw.is_null() {
         return Err(ENOMEM);
     }
@@ -604,8 +598,7 @@ pub fn add_link<T: Operations>(
         {
             *to = *from as _;
         }
-        (*raw).name_assign_type =
-            bindings::rdma_nl_name_assign_type_RDMA_NAME_ASSIGN_TYPE_USER;
+        (*raw).name_assign_type = bindings::rdma_nl_name_assign_type_RDMA_NAME_ASSIGN_TYPE_USER;
         // Copies the table; from here on `dealloc_driver` drops the data.
         bindings::ib_set_device_ops(raw, &*ops);
         let mut r = bindings::ib_device_set_netdev(raw, netdev.as_ptr(), PORT);
@@ -747,18 +740,9 @@ struct VTable<T>(PhantomData<T>);
 type ContextShell<T> = Shell<bindings::ib_ucontext, <T as Operations>::Context>;
 type PdShell<T> = Shell<bindings::ib_pd, <T as Operations>::Pd>;
 type MrShell<T> = Shell<bindings::ib_mr, <T as Operations>::Mr>;
-type CqShell<T> = Shell<
-    bindings::ib_cq,
-    (<T as Operations>::Cq, Arc<Back<bindings::ib_cq>>),
->;
-type QpShell<T> = Shell<
-    bindings::ib_qp,
-    (<T as Operations>::Qp, Arc<Back<bindings::ib_qp>>),
->;
-type SrqShell<T> = Shell<
-    bindings::ib_srq,
-    (<T as Operations>::Srq, Arc<Back<bindings::ib_srq>>),
->;
+type CqShell<T> = Shell<bindings::ib_cq, (<T as Operations>::Cq, Arc<Back<bindings::ib_cq>>)>;
+type QpShell<T> = Shell<bindings::ib_qp, (<T as Operations>::Qp, Arc<Back<bindings::ib_qp>>)>;
+type SrqShell<T> = Shell<bindings::ib_srq, (<T as Operations>::Srq, Arc<Back<bindings::ib_srq>>)>;
 
 /// An operation of the table that only says how it went.
 fn errno(r: Result) -> c_int {
@@ -1034,11 +1018,11 @@ impl<T: Operations> VTable<T> {
                     iova: virt,
                     access: access as u32,
                 };
-                Self::box_mr(device.data().reg_mr(
-                    &device.raw,
-                    PdShell::<T>::value(pd),
-                    &attr,
-                )?)
+                Self::box_mr(
+                    device
+                        .data()
+                        .reg_mr(&device.raw, PdShell::<T>::value(pd), &attr)?,
+                )
             })()
         };
         r.unwrap_or_else(|e: Error| e.to_ptr())
@@ -1108,11 +1092,7 @@ impl<T: Operations> VTable<T> {
                 }
                 let udata = Udata::new(bindings::metaroce_bundle_udata(bundle));
                 let back = Back::new(raw)?;
-                let made = Self::device((*raw).device).create_cq(
-                    back.clone(),
-                    (*attr).cqe,
-                    &udata,
-                );
+                let made = Self::device((*raw).device).create_cq(back.clone(), (*attr).cqe, &udata);
                 let (cq, entries) = made.inspect_err(|_| back.cut())?;
                 (*raw).cqe = entries as c_int;
                 CqShell::<T>::set(raw, (cq, back));

@@ -139,12 +139,11 @@ impl DeviceAttr {
         // A CQE's timestamp counts ns.
         to.hca_core_clock = 1_000_000;
         to.timestamp_mask = u64::MAX;
-        to.device_cap_flags = (
-            bindings::ib_device_cap_flags_IB_DEVICE_RC_RNR_NAK_GEN
-                | bindings::ib_device_cap_flags_IB_DEVICE_SYS_IMAGE_GUID
-                | bindings::ib_device_cap_flags_IB_DEVICE_PORT_ACTIVE_EVENT
-                | bindings::ib_device_cap_flags_IB_DEVICE_CURR_QP_STATE_MOD
-                | bindings::ib_device_cap_flags_IB_DEVICE_N_NOTIFY_CQ)
+        to.device_cap_flags = (bindings::ib_device_cap_flags_IB_DEVICE_RC_RNR_NAK_GEN
+            | bindings::ib_device_cap_flags_IB_DEVICE_SYS_IMAGE_GUID
+            | bindings::ib_device_cap_flags_IB_DEVICE_PORT_ACTIVE_EVENT
+            | bindings::ib_device_cap_flags_IB_DEVICE_CURR_QP_STATE_MOD
+            | bindings::ib_device_cap_flags_IB_DEVICE_N_NOTIFY_CQ)
             as u64;
         to.kernel_cap_flags = bindings::ib_kernel_cap_flags_IBK_ALLOW_USER_UNREG as u64;
     }
@@ -367,8 +366,7 @@ impl QpAttr {
         };
         if mask & mask::AV != 0 {
             let ah = &from.ah_attr;
-            this.has_grh =
-                u32::from(ah.ah_flags) & bindings::ib_ah_flags_IB_AH_GRH as u32 != 0;
+            this.has_grh = u32::from(ah.ah_flags) & bindings::ib_ah_flags_IB_AH_GRH as u32 != 0;
             this.av = AddressVector {
                 sgid_index: ah.grh.sgid_index,
                 // SAFETY: both views of a GID are plain bytes.
@@ -384,8 +382,7 @@ impl QpAttr {
             if let Some(gid) = unsafe { ah.grh.sgid_attr.as_ref() } {
                 // SAFETY: as for the other GID.
                 this.av.sgid = unsafe { gid.gid.raw };
-                this.av.is_udp =
-                    gid.gid_type == bindings::ib_gid_type_IB_GID_TYPE_ROCE_UDP_ENCAP;
+                this.av.is_udp = gid.gid_type == bindings::ib_gid_type_IB_GID_TYPE_ROCE_UDP_ENCAP;
                 // SAFETY: the GID attribute is held, and it holds its netdev until a grace
                 // period after the netdev has gone; only the index is read.
                 this.av.ifindex = unsafe { bindings::metaroce_gid_ifindex(gid) };

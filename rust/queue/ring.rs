@@ -119,11 +119,13 @@ impl Ring {
     }
 
     fn producer(&self) -> &AtomicU32 {
-        self.mem.word32(offset_of!(bindings::metaroce_ring, producer))
+        self.mem
+            .word32(offset_of!(bindings::metaroce_ring, producer))
     }
 
     fn consumer(&self) -> &AtomicU32 {
-        self.mem.word32(offset_of!(bindings::metaroce_ring, consumer))
+        self.mem
+            .word32(offset_of!(bindings::metaroce_ring, consumer))
     }
 
     fn arm(&self) -> &AtomicU32 {
@@ -163,7 +165,12 @@ impl WorkRing {
     /// inline data each. `ENOMEM`, `EINVAL` when too large.
     pub fn send(entries: u32, body: usize) -> Result<Self> {
         let stride = (SEND_HEAD_WORDS * 8 + body).next_multiple_of(64);
-        Ring::new(bindings::metaroce_ring_kind_METAROCE_RING_SQ, entries, stride).map(Self)
+        Ring::new(
+            bindings::metaroce_ring_kind_METAROCE_RING_SQ,
+            entries,
+            stride,
+        )
+        .map(Self)
     }
 
     /// An RQ of `entries` slots with room for `sges` SGEs each.
@@ -173,7 +180,11 @@ impl WorkRing {
 
     /// An SRQ of `entries` slots with room for `sges` SGEs each.
     pub fn shared(entries: u32, sges: u32) -> Result<Self> {
-        Self::receives(bindings::metaroce_ring_kind_METAROCE_RING_SRQ, entries, sges)
+        Self::receives(
+            bindings::metaroce_ring_kind_METAROCE_RING_SRQ,
+            entries,
+            sges,
+        )
     }
 
     fn receives(kind: u32, entries: u32, sges: u32) -> Result<Self> {

@@ -18,7 +18,7 @@ use crate::{
         ib::{Back, Mapping, Udata},
     },
     net,
-    queue::{CqRing, CreateCqResp, Cqe, Mmap, ResizeCqResp},
+    queue::{CqRing, Cqe, CreateCqResp, Mmap, ResizeCqResp},
 };
 use ::core::sync::atomic::{AtomicU32, Ordering};
 use ::kernel::{

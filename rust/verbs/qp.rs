@@ -36,7 +36,7 @@ use crate::{
         api::{Event, Fault, Opcode, Placed, Placement, SendWr, Status, Target, Time},
         stream::{self, Stream, StreamAttr},
     },
-    queue::{CreateQpResp, Cqe, Mmap, WorkRing},
+    queue::{Cqe, CreateQpResp, Mmap, WorkRing},
 };
 use ::core::sync::atomic::{AtomicU32, Ordering};
 use ::kernel::{
@@ -236,13 +236,7 @@ impl Qp {
         };
         udata.respond(&CreateQpResp {
             sq: mmap_of(&qp._sq),
-            rq: qp._rq.as_ref().map_or(
-                Mmap {
-                    offset: 0,
-                    size: 0,
-                },
-                mmap_of,
-            ),
+            rq: qp._rq.as_ref().map_or(Mmap { offset: 0, size: 0 }, mmap_of),
             qpn: number,
             max_inline: made.max_inline,
         })?;
@@ -292,8 +286,7 @@ impl Qp {
         let state = qp.state();
         attr.state = state as u32;
         attr.cur_state = state as u32;
-        attr.sq_draining =
-            state == QpState::Sqd && qp.drained.load(Ordering::Acquire) == 0;
+        attr.sq_draining = state == QpState::Sqd && qp.drained.load(Ordering::Acquire) == 0;
         (attr, qp.cap, qp.signal_all)
     }
 
@@ -501,13 +494,7 @@ impl QpInner {
     }
 
     /// Transitions that change nothing but state and attributes.
-    fn go(
-        self: &Arc<Self>,
-        verbs: &mut Verbs,
-        attr: QpAttr,
-        from: QpState,
-        to: QpState,
-    ) -> Result {
+    fn go(self: &Arc<Self>, verbs: &mut Verbs, attr: QpAttr, from: QpState, to: QpState) -> Result {
         if from != to {
             self.drained.store(0, Ordering::Release);
         }

@@ -187,11 +187,7 @@ impl SendQueue {
         } else if fits {
             entry.count = wqe.num_sge;
             scatter = sges(body, wqe.num_sge);
-            total = scatter
-                .as_slice()
-                .iter()
-                .map(|s| u64::from(s.length))
-                .sum();
+            total = scatter.as_slice().iter().map(|s| u64::from(s.length)).sum();
         }
         wr.op = match wqe.opcode {
             op::WRITE => WrOp::Write {
