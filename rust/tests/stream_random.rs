@@ -61,6 +61,7 @@ enum Failure {
     TooLong,
     BadLocal,
     ReceiveFault,
+    LocalTarget,
     Invalidation,
 }
 
@@ -88,6 +89,7 @@ fn config(rng: &mut Rng) -> Config {
                 Failure::TooLong,
                 Failure::BadLocal,
                 Failure::ReceiveFault,
+                Failure::LocalTarget,
                 Failure::Invalidation,
             ])
         }),
@@ -226,6 +228,7 @@ struct World {
     /// Atomics that a responder is asked to do: (end, request) → address, op.
     atomics: HashMap<(usize, u32), (u64, Opcode, u64, u64)>,
     steps: u64,
+    last_event: Time,
 }
 
 struct Host_<'a> {
@@ -321,6 +324,7 @@ fn make_fail(rng: &mut Rng, cfg: &Config, failure: Failure) -> SendWr {
     wr.op = match failure {
         Failure::BadKey => WrOp::Write { va: 0, rkey: 666 },
         Failure::BadRead => WrOp::Read { va: 0, rkey: 666 },
+        Failure::LocalTarget => WrOp::Read { va: 0, rkey: 7 },
         Failure::BadAtomic => {
             wr.length = 8;
             WrOp::FetchAdd {
@@ -472,6 +476,7 @@ impl World {
             next_job: 0,
             atomics: HashMap::new(),
             steps: 0,
+            last_event: 0,
         };
         for end in 0..2 {
             world.schedule(end, 0, Job::Post);
@@ -512,7 +517,7 @@ impl World {
         while let Some(Reverse((time, job, end))) = self.queue.pop() {
             self.steps += 1;
             // An end whose peer is gone offers its answers for ever.
-            if time > self.now + 1_000_000_000
+            if time > self.last_event + 20_000_000_000
                 && self
                     .ends
                     .iter()
@@ -864,7 +869,9 @@ impl World {
             Target::Request { wr } => {
                 let op = &mut self.ends[end].ops[wr as usize];
                 assert!(op.completed.is_none(), "copied after completion");
-                if let Some(value) = p.value {
+                if op.fails && self.cfg.failure == Some(Failure::LocalTarget) {
+                    result = Placed::Fault(Fault::Access);
+                } else if let Some(value) = p.value {
                     op.value = value;
                     op.got += 8;
                 } else {
@@ -1029,6 +1036,7 @@ impl World {
     }
 
     fn event(&mut self, end: usize, event: Event) {
+        self.last_event = self.now;
         match event {
             Event::SendDone { wr, status, .. } => self.send_done(end, wr, status),
             Event::RecvDone {
@@ -1152,6 +1160,9 @@ impl World {
         let op = &mut e.ops[wr as usize];
         assert_eq!(op.completed, None);
         op.completed = Some(status);
+        if status != Status::Success {
+            assert!(!e.in_copy.iter().any(|c| c.0 == Kind::Answer));
+        }
         match status {
             Status::Success => {
                 assert_eq!(e.flushes, 0);
@@ -1169,6 +1180,7 @@ impl World {
                     }
                     (true, Some(Failure::TooLong)) => Status::RemoteInvalidRequest,
                     (true, Some(Failure::BadLocal)) => Status::MwBind,
+                    (true, Some(Failure::LocalTarget)) => Status::LocalProtection,
                     (true, Some(Failure::ReceiveFault)) => Status::RemoteOperation,
                     (true, Some(Failure::Invalidation)) => Status::RemoteAccess,
                     // The peer is gone with its own error.
@@ -1220,7 +1232,10 @@ impl World {
         for end in 0..2 {
             let e = &self.ends[end];
             assert!(e.in_copy.is_empty());
-            assert!(e.held.is_empty(), "held for ever");
+            // What is ahead of a held packet does not come from a requester in ERR.
+            let alone =
+                self.ends[1 - end].stream.state() == State::Err && e.stream.state() != State::Err;
+            assert!(alone || e.held.is_empty(), "held for ever");
             assert_eq!(e.established, 0);
             assert_eq!(e.to_post, e.ops.len(), "everything is posted in the end");
             assert_eq!(
@@ -1276,7 +1291,8 @@ impl World {
                 }
             }
             for end in 0..2 {
-                if end == 1 && self.cfg.failure == Some(Failure::BadLocal) {
+                let own = [Some(Failure::BadLocal), Some(Failure::LocalTarget)];
+                if end == 1 && own.contains(&self.cfg.failure) {
                     // Only hears of it when it wants something itself.
                     continue;
                 }

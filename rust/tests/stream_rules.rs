@@ -351,6 +351,23 @@ fn rule_11_flushes_wait_for_copies() {
 }
 
 #[test]
+fn rule_11_a_failed_read_waits_for_copies() {
+    let mut p = Pair::new();
+    p.post(read(0, 2 * MTU));
+    let x = p.packets(0)[0];
+    p.arrive(1, &x);
+    p.events(1);
+    p.streams[1].read_ready(p.now, 0, Ok(()));
+    let y = p.packets(1);
+    p.acknowledge(1);
+    let (first, second) = (p.place(0, &y[0]), p.place(0, &y[1]));
+    p.placed_as(0, &second, Placed::Fault(Fault::Access));
+    assert_eq!(p.completions(0, 0), [], "its buffer still changes");
+    p.placed(0, &first);
+    assert_eq!(p.completions(0, 0), [Status::LocalProtection]);
+}
+
+#[test]
 fn rule_12_a_send_that_is_too_long_fails_at_both_ends() {
     let mut p = Pair::new();
     p.hosts[1].receives.extend([100, 100, 100]);
@@ -661,6 +678,8 @@ fn rule_16_rnr_is_reported_in_its_turn_and_counted_once() {
     assert!(!p.streams[0].can_send(p.now));
     p.now += 1;
     p.streams[0].on_timeout(p.now);
+    // The refusal was progress; the limit runs from the end of the wait.
+    assert_eq!(p.streams[0].poll_timeout(), Some(p.now + 8_000_000));
     // One message beyond the limit, not two.
     let again = p.packets(0);
     assert_eq!(again.len(), 1);
@@ -1290,6 +1309,19 @@ fn tokens_of_another_generation_are_ignored() {
     assert_eq!(p.cumulative(1), 100);
     p.placed(1, &place);
     assert_eq!(p.cumulative(1), 101);
+}
+
+#[test]
+fn memory_as_stated() {
+    use metaroce::proto::stream::Stream;
+    let least = Stream::memory(1, 1);
+    let wr = Stream::memory(2, 1) - least;
+    let slot = Stream::memory(1, 2) - least;
+    println!("fixed {}, WR {wr}, slot {slot}", least - wr - slot);
+    // PROTOCOL.md says so.
+    assert!(least - wr - slot <= 22_400);
+    assert!(wr <= 80);
+    assert!(slot <= 64);
 }
 
 #[test]

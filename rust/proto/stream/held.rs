@@ -10,7 +10,7 @@ use super::before;
 use crate::os::{AllocError, Vec};
 
 /// Records of a stream.
-pub(super) const RECORDS: usize = 128;
+const RECORDS: usize = 128;
 
 const NIL: u16 = u16::MAX;
 
@@ -69,6 +69,10 @@ pub(super) struct Held {
 }
 
 impl Held {
+    /// Bytes of its tables.
+    pub(super) const MEMORY: usize =
+        RECORDS * (core::mem::size_of::<Node>() + core::mem::size_of::<List>());
+
     pub(super) fn new() -> Result<Self, AllocError> {
         let mut held = Self {
             records: Vec::from_fn(RECORDS, |_| Node::default())?,

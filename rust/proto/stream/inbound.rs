@@ -38,6 +38,9 @@ pub(super) struct Inbound {
 }
 
 impl Inbound {
+    /// Bytes of its bitmaps.
+    pub(super) const MEMORY: usize = 3 * super::WINDOW_MAX as usize / 8;
+
     pub(super) fn new() -> Result<Self, AllocError> {
         Ok(Self {
             window: super::WINDOW_MAX,

@@ -261,6 +261,13 @@ impl Stream {
         })
     }
 
+    /// Bytes of a stream made with these arguments to [`Stream::new`].
+    pub const fn memory(max_send_wr: u32, max_dest_rd_atomic: u32) -> usize {
+        core::mem::size_of::<Self>()
+            + Requester::memory(max_send_wr)
+            + Responder::memory(max_dest_rd_atomic)
+    }
+
     /// Says which slot of which generation the stream is in; events and tokens carry it.
     pub fn set_identity(&mut self, id: StreamId, generation: u32) {
         self.c.id = id;

@@ -34,6 +34,9 @@ pub(super) struct Overlaps {
 }
 
 impl Overlaps {
+    /// Bytes of its list.
+    pub(super) const MEMORY: usize = EXACT * core::mem::size_of::<Range>();
+
     pub(super) fn new() -> Result<Self, AllocError> {
         Ok(Self {
             ring: Vec::from_fn(EXACT, |_| Range::default())?,

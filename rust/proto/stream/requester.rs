@@ -27,6 +27,10 @@ use crate::proto::api::{
     Target, Time, Token, WrOp, MAX_MESSAGE,
 };
 use crate::proto::wire::Drop;
+use core::mem::size_of;
+
+/// Deepest send queue.
+const SEND_WR_MAX: u32 = 1 << 20;
 
 /// Longest wait after NOT_READY when the QP has no timeout, in ns.
 const NOT_READY_MAX: Time = 1_000_000_000;
@@ -174,14 +178,27 @@ const QUEUED: Wr = Wr {
 };
 
 impl Requester {
+    /// WRs that the ring has room for: their number wraps, so it is a power of two.
+    const fn ring_size(max_send_wr: u32) -> usize {
+        let depth = match max_send_wr {
+            0 => 1,
+            1..=SEND_WR_MAX => max_send_wr,
+            _ => SEND_WR_MAX,
+        };
+        depth.next_power_of_two() as usize
+    }
+
+    pub(super) const fn memory(max_send_wr: u32) -> usize {
+        Self::ring_size(max_send_wr) * size_of::<Wr>()
+            + RD_ATOMIC_MAX as usize * size_of::<Request>()
+            + Inbound::MEMORY
+            + Overlaps::MEMORY
+    }
+
     pub(super) fn new(max_send_wr: u32) -> Result<Self, AllocError> {
-        let size = max_send_wr
-            .max(1)
-            .checked_next_power_of_two()
-            .ok_or(AllocError)?;
         Ok(Self {
-            ring: Vec::from_fn(size as usize, |_| QUEUED)?,
-            depth: max_send_wr.max(1),
+            ring: Vec::from_fn(Self::ring_size(max_send_wr), |_| QUEUED)?,
+            depth: max_send_wr.clamp(1, SEND_WR_MAX),
             head: 0,
             acc: 0,
             cur: 0,

@@ -21,6 +21,7 @@ use crate::proto::api::{
     StreamHeader, Target, Time, Token,
 };
 use crate::proto::wire::Drop;
+use core::mem::size_of;
 
 /// Receives that are bound and not yet complete, at the most.
 const RECEIVES: u32 = 256;
@@ -179,10 +180,25 @@ pub(super) struct Responder {
 }
 
 impl Responder {
+    /// Slots: request numbers wrap, so it is a power of two.
+    const fn slots(max_dest_rd_atomic: u32) -> usize {
+        let slots = match max_dest_rd_atomic {
+            0 => 1,
+            1..=RD_ATOMIC_MAX => max_dest_rd_atomic,
+            _ => RD_ATOMIC_MAX,
+        };
+        slots.next_power_of_two() as usize
+    }
+
+    pub(super) const fn memory(max_dest_rd_atomic: u32) -> usize {
+        Self::slots(max_dest_rd_atomic) * size_of::<Slot>()
+            + RECEIVES as usize * size_of::<Bound>()
+            + Inbound::MEMORY
+            + Held::MEMORY
+    }
+
     pub(super) fn new(max_dest_rd_atomic: u32) -> Result<Self, AllocError> {
-        let slots = max_dest_rd_atomic
-            .clamp(1, RD_ATOMIC_MAX)
-            .next_power_of_two();
+        let slots = Self::slots(max_dest_rd_atomic);
         Ok(Self {
             inb: Inbound::new()?,
             msn: 0,
@@ -194,7 +210,7 @@ impl Responder {
             told_limit: None,
             invalidations: 0,
             stop: None,
-            slots: Vec::from_fn(slots as usize, |_| Slot::default())?,
+            slots: Vec::from_fn(slots, |_| Slot::default())?,
             oldest: 0,
             next_exec: 0,
             acc: 0,
