@@ -122,14 +122,13 @@ impl Shares {
                 break;
             }
         }
-        if hungry > 0 {
-            let part = (left / hungry).max(1);
+        if let Some(part) = left.checked_div(hungry) {
             for e in self
                 .entries
                 .iter_mut()
                 .filter(|e| e.at != 0 && e.share == 0)
             {
-                e.share = part;
+                e.share = part.max(1);
             }
         }
     }

@@ -210,8 +210,6 @@ struct MtuSearch {
     probing: u32,
     tries: u8,
     due: Time,
-    /// Path the probe is on.
-    path: u8,
     challenge: u64,
 }
 
@@ -282,6 +280,8 @@ pub struct Connection {
     /// Send time of the newest packet of any path that is known to have arrived.
     newest: Time,
     next_scan: Time,
+    /// Own acknowledgements may be getting lost until then.
+    doubt_until: Time,
     path_timer: Time,
     stream_timer: Time,
 
@@ -379,6 +379,7 @@ impl Connection {
             margin: Margin::new(cfg.margin),
             newest: 0,
             next_scan: 0,
+            doubt_until: 0,
             path_timer: Time::MAX,
             stream_timer: Time::MAX,
             ack: AckState {
@@ -403,7 +404,6 @@ impl Connection {
                 probing: 0,
                 tries: 0,
                 due: Time::MAX,
-                path: 0,
                 challenge: 0,
             },
             closing: None,

@@ -24,6 +24,9 @@ const ACK_DELAY_MIN: Time = 20_000;
 /// Packets acknowledged without a spurious resend after which the gap threshold falls.
 const CALM: u32 = 512;
 
+/// A probe of the peer casts doubt on own paths for this long.
+const DOUBT: Time = 100_000_000;
+
 /// The least round-trip time of the connection is taken anew this often.
 const LEAST_AGE: Time = 10_000_000_000;
 
@@ -68,11 +71,11 @@ impl Connection {
             Body::Data(p, s) => return self.receive_data(now, p, s, info, host),
             Body::Ack(a) => {
                 self.counters.acks_rcvd = self.counters.acks_rcvd.wrapping_add(1);
-                self.receive_blocks(now, &a.header, &a.blocks)?;
+                self.receive_blocks(now, &a.header, &a.blocks, false)?;
             }
             Body::Probe(p) => self.receive_probe(now, p)?,
             Body::ProbeReply(r) => {
-                self.receive_blocks(now, &r.ack.header, &r.ack.blocks)?;
+                self.receive_blocks(now, &r.ack.header, &r.ack.blocks, true)?;
                 self.receive_probe_reply(now, &r.probe)?;
             }
             Body::Query(q) => self.receive_queries(now, q),
@@ -199,6 +202,7 @@ impl Connection {
         now: Time,
         h: &AckHeader,
         blocks: &Blocks<'_>,
+        is_reply: bool,
     ) -> Result<(), Drop> {
         for b in blocks.paths() {
             let path = self.paths.get(usize::from(b.path)).ok_or(Drop::Path)?;
@@ -210,7 +214,7 @@ impl Connection {
             }
         }
         for b in blocks.paths() {
-            self.receive_path_block(now, h.number, &b);
+            self.receive_path_block(now, h.number, &b, is_reply);
         }
         for b in blocks.streams() {
             let Some(i) = self.streams.find(b.dst_qpn, b.src_qpn) else {
@@ -258,7 +262,7 @@ impl Connection {
         self.share_window = share_window(kbit, least, self.cfg.batching).max(self.packet_bytes());
     }
 
-    fn receive_path_block(&mut self, now: Time, number: u32, b: &PathBlock) {
+    fn receive_path_block(&mut self, now: Time, number: u32, b: &PathBlock, is_reply: bool) {
         let i = usize::from(b.path);
         let bit = 1u64 << b.path;
         let packet = self.packet_bytes();
@@ -290,7 +294,10 @@ impl Connection {
                 let delay = Time::from(b.delay) << 10;
                 let rtt = now.saturating_sub(sent).saturating_sub(delay);
                 path.rtt.sample(now, rtt);
-                self.margin.ack_delay(now, delay);
+                if !is_reply {
+                    // In a reply it is the time since the path's last packet.
+                    self.margin.ack_delay(now, delay);
+                }
                 self.srtt = (self.srtt.saturating_mul(15).saturating_add(rtt)) / 16;
                 self.srtt = self.srtt.max(1);
                 if rtt < self.least_rtt {
@@ -492,7 +499,9 @@ impl Connection {
         }
         let path = self.paths.get_mut(usize::from(p.path)).ok_or(Drop::Path)?;
         path.rx.enter(p.epoch)?;
-        let _ = now;
+        if p.padding == 0 {
+            self.doubt_until = now.saturating_add(DOUBT);
+        }
         // The newest probe of a path takes the place of an older one.
         let mut free = None;
         for r in self.ack.replies.iter_mut() {

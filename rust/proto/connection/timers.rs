@@ -369,7 +369,6 @@ impl Connection {
             },
             tries: 0,
             due: now,
-            path: 0,
             challenge: 0,
         };
     }

@@ -23,9 +23,9 @@ const REQUEST_BYTES: u32 = 16 << 10;
 /// After the local queue was full.
 const BLOCKED: Time = 50_000;
 
-/// An acknowledgement tells whether a path that carries only acknowledgements still works,
-/// if it asks this often.
-const KEEPALIVE: Time = 100_000_000;
+/// A path that carries only acknowledgements is probed this often, while the peer's probes
+/// hint at acknowledgements that got lost.
+const KEEPALIVE: Time = 20_000_000;
 
 impl Connection {
     /// The next packet to send, if there is one for now. Packets of a path are to be sent
@@ -329,9 +329,13 @@ impl Connection {
     /// The path for a new packet: one that needs to be heard of, else the one with the
     /// least in flight among those with room.
     fn pick(&self) -> Option<u32> {
-        let overdue = self.overdue & self.open;
+        let overdue = self.overdue & self.good;
         if overdue != 0 {
-            return Some(overdue.trailing_zeros());
+            let i = overdue.trailing_zeros();
+            // Its window may be closed, by what is lost: one packet more is what it takes.
+            if self.paths.get(i as usize).is_some_and(|p| p.tx.has_room()) {
+                return Some(i);
+            }
         }
         let mut mask = self.open;
         // Begin where the last choice ended, so that equals take turns.
@@ -496,7 +500,8 @@ impl Connection {
         self.ack.placing = 0;
     }
 
-    /// A path that carries nothing but acknowledgements is asked from time to time.
+    /// A path that carries nothing but acknowledgements shows no silence of its own. When
+    /// the peer probes, acknowledgements may be what it misses: then such paths are asked.
     fn keep_alive(&mut self, now: Time, i: u32) {
         let margin = self.margin.get();
         let Some(p) = self.paths.get_mut(i as usize) else {
@@ -505,7 +510,7 @@ impl Connection {
         if p.deadline == Time::MAX
             && p.probe.is_none()
             && now.saturating_sub(p.alive) > KEEPALIVE
-            && !self.loopback
+            && now < self.doubt_until
         {
             p.deadline = now.saturating_add(p.silence(margin));
             self.path_timer = self.path_timer.min(p.deadline);
@@ -670,7 +675,6 @@ impl Connection {
             padding: m.probing.saturating_add(PAYLOAD_PROBE),
         };
         self.mtu = MtuSearch {
-            path: i as u8,
             challenge,
             tries: m.tries.saturating_add(1),
             due: now.saturating_add(self.mtu_wait()),

@@ -129,7 +129,7 @@ impl Bits {
     pub(crate) fn end(&self) -> u32 {
         for (i, w) in self.0.iter().enumerate().rev() {
             if *w != 0 {
-                return (i as u32) << 6 | 64u32.wrapping_sub(w.leading_zeros());
+                return ((i as u32) << 6).wrapping_add(64u32.wrapping_sub(w.leading_zeros()));
             }
         }
         0

@@ -141,11 +141,6 @@ impl ReceiveHalf {
             duplicates: self.duplicates,
         }
     }
-
-    /// Whether anything of this epoch has arrived.
-    pub(crate) fn is_used(&self) -> bool {
-        self.received != 0
-    }
 }
 
 #[cfg(test)]
@@ -155,7 +150,7 @@ mod tests {
     #[test]
     fn gaps_and_duplicates() {
         let mut r = ReceiveHalf::default();
-        let mut at = |r: &mut ReceiveHalf, s| r.arrive(0, 0, s, s, false);
+        let at = |r: &mut ReceiveHalf, s| r.arrive(0, 0, s, s, false);
         assert_eq!(at(&mut r, 0), Ok(Arrival::New { gap: false }));
         assert_eq!(at(&mut r, 2), Ok(Arrival::New { gap: true }));
         assert_eq!(at(&mut r, 3), Ok(Arrival::New { gap: false }));

@@ -124,11 +124,6 @@ impl SendHalf {
         self.inflight
     }
 
-    /// Packets that are not acknowledged.
-    pub(crate) fn outstanding(&self) -> u32 {
-        self.unacked.len()
-    }
-
     /// Whether anything is not acknowledged.
     pub(crate) fn is_outstanding(&self) -> bool {
         !self.unacked.is_empty()
@@ -314,11 +309,6 @@ impl SendHalf {
         }
     }
 
-    /// One above the highest acknowledged number.
-    pub(crate) fn high(&self) -> u32 {
-        self.high
-    }
-
     /// How far number `n` (modulo 256) lies below the highest acknowledged one.
     pub(crate) fn lag(&self, n: u32) -> u32 {
         self.high.wrapping_sub(1).wrapping_sub(n) & 255
@@ -431,12 +421,6 @@ impl SendHalf {
         self.lost.set(n);
         let at = self.slot(n);
         self.ring.get_mut(at)?.content.take()
-    }
-
-    /// The first donation, without taking it.
-    pub(crate) fn peek_donation(&self) -> Option<Content> {
-        let n = self.donate.first_from(self.cumulative & 255)?;
-        self.record(n)?.content
     }
 
     /// Takes the content of number `sequence`, which becomes VOID.
