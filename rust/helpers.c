@@ -241,6 +241,30 @@ void metaroce_skb_set_shared_frag(struct sk_buff *skb)
 	skb_shinfo(skb)->flags |= SKBFL_SHARED_FRAG;
 }
 
+void metaroce_skb_set_frag_list(struct sk_buff *skb, struct sk_buff *list)
+{
+	skb_shinfo(skb)->frag_list = list;
+}
+
+void metaroce_skb_set_next(struct sk_buff *skb, struct sk_buff *next)
+{
+	skb->next = next;
+}
+
+/* Packets on a fragment list, with headers of their own and nothing left to checksum. */
+void metaroce_skb_set_gso_fraglist(struct sk_buff *skb, u16 size, u16 segs)
+{
+	skb_shinfo(skb)->gso_type = SKB_GSO_UDP_L4 | SKB_GSO_FRAGLIST;
+	skb_shinfo(skb)->gso_size = size;
+	skb_shinfo(skb)->gso_segs = segs;
+	skb->ip_summed = CHECKSUM_UNNECESSARY;
+}
+
+bool metaroce_skb_set_owner_sk_safe(struct sk_buff *skb, struct sock *sk)
+{
+	return skb_set_owner_sk_safe(skb, sk);
+}
+
 void metaroce_skb_set_l4_hash(struct sk_buff *skb, u32 hash)
 {
 	__skb_set_sw_hash(skb, hash, true);

@@ -58,7 +58,8 @@ impl Crc32c {
         Self {
             state: !0,
             // SAFETY: Has no requirements.
-            by_kernel: unsafe { bindings::metaroce_crc32_optimizations() } & bindings::CRC32C_OPTIMIZATION
+            by_kernel: unsafe { bindings::metaroce_crc32_optimizations() }
+                & bindings::CRC32C_OPTIMIZATION
                 != 0,
         }
     }

@@ -312,12 +312,30 @@ const UDP: u8 = 17;
 /// Smallest MTU of IPv6; fragments of this size pass everywhere.
 const IPV6_MIN_MTU: u32 = 1280;
 
-/// A packet that is being made. Its header is its own; pages behind it may belong to a
-/// program.
-pub struct TxSkb(NonNull<bindings::sk_buff>);
+/// A packet that is being made, or a train of packets of one flow. Its header is its own;
+/// pages behind it may belong to a program.
+///
+/// A train is one `sk_buff` with the others on its fragment list. It passes the IP stack,
+/// queues and software interfaces as one packet, and comes apart, without any copy, in
+/// front of a network card or of the receiver.
+pub struct TxSkb {
+    skb: NonNull<bindings::sk_buff>,
+    /// The last packet of the train; dangling while there is one.
+    tail: NonNull<bindings::sk_buff>,
+    /// Packets.
+    count: u16,
+    /// Bytes behind the UDP header of the first one, and of the last one.
+    first: u32,
+    last: u32,
+    /// Bytes of IP and UDP header, once they are there.
+    headers: u32,
+}
 
 // SAFETY: As for `Skb`.
 unsafe impl Send for TxSkb {}
+
+/// Bytes of a train at the most: IP has 16 bits for it.
+const TRAIN: u32 = 60_000;
 
 impl TxSkb {
     /// A packet with `header` in front of `payload` bytes still to come: `tail` of them
@@ -338,26 +356,34 @@ impl TxSkb {
                 bindings::GFP_ATOMIC_NOWARN as bindings::gfp_t,
             )
         };
-        let mut skb = Self(NonNull::new(skb)?);
+        let skb = NonNull::new(skb)?;
+        let mut skb = Self {
+            skb,
+            tail: skb,
+            count: 1,
+            first: 0,
+            last: 0,
+            headers: 0,
+        };
         // SAFETY: A new packet with at least `headroom` bytes.
         unsafe { bindings::metaroce_skb_reserve(skb.as_ptr(), headroom) };
         skb.put(header);
         // The pages count from now on (`alloc_skb_with_frags` leaves that to its caller).
         // SAFETY: `self` owns the packet.
-        let raw = unsafe { skb.0.as_mut() };
+        let raw = unsafe { skb.skb.as_mut() };
         raw.len += paged;
         raw.data_len += paged;
         Some(skb)
     }
 
     fn as_ptr(&self) -> *mut bindings::sk_buff {
-        self.0.as_ptr()
+        self.skb.as_ptr()
     }
 
     /// Bytes so far.
     pub fn len(&self) -> u32 {
         // SAFETY: `self` owns the packet.
-        unsafe { self.0.as_ref() }.len
+        unsafe { self.skb.as_ref() }.len
     }
 
     /// Appends bytes to the linear part, within what was asked for in `new`.
@@ -434,7 +460,7 @@ impl TxSkb {
     pub fn seal(&mut self, hole: usize) -> bool {
         let mut crc = Crc32c::new();
         let reader = SkbReader {
-            skb: self.0,
+            skb: self.skb,
             _skb: PhantomData,
         };
         if !crc.update_skb(reader, 0) {
@@ -442,7 +468,7 @@ impl TxSkb {
         }
         // SAFETY: `self` owns the packet, whose linear part begins with the header.
         let linear = unsafe {
-            let raw = self.0.as_ref();
+            let raw = self.skb.as_ref();
             slice::from_raw_parts_mut(raw.data, raw.len.saturating_sub(raw.data_len) as usize)
         };
         match linear.get_mut(hole..).and_then(|b| b.first_chunk_mut()) {
@@ -454,13 +480,13 @@ impl TxSkb {
         }
     }
 
-    /// Puts UDP and IP headers in front and hands the packet to the stack.
-    pub fn send(self, sock: &Sock<'_>, dst: DstRef<'_>, h: &Headers) -> Result<(), XmitError> {
-        let skb = ManuallyDrop::new(self).as_ptr();
-        // SAFETY: The packet is owned, has the headroom for all headers, and passes to the
-        // stack; route and socket live as long as the RCU read lock that `dst` and `sock`
-        // stand for.
-        let code = unsafe {
+    /// Puts UDP and IP headers in front.
+    pub fn add_headers(&mut self, sock: Sock<'_>, h: &Headers) {
+        let skb = self.as_ptr();
+        self.first = self.len();
+        self.last = self.first;
+        // SAFETY: The packet is owned, and was made with room for these headers.
+        unsafe {
             let udp = bindings::metaroce_skb_push(skb, UDP_LEN).cast::<[u8; 8]>();
             let udp_len = (*skb).len;
             let [a, b] = h.source_port.to_be_bytes();
@@ -468,14 +494,86 @@ impl TxSkb {
             let [e, f] = (udp_len as u16).to_be_bytes();
             udp.write([a, b, c, d, e, f, 0, 0]);
             bindings::metaroce_skb_reset_transport_header(skb);
-            bindings::metaroce_skb_set_l4_hash(skb, h.hash);
-            bindings::metaroce_skb_dst_set_noref(skb, dst.as_ptr());
-            bindings::metaroce_skb_set_priority(skb, bindings::metaroce_rt_tos2priority(h.class));
             match (ipv4_of(&h.source), ipv4_of(&h.destination)) {
                 (Some(source), Some(destination)) => {
-                    send4(skb, sock, h, udp_len, source, destination)
+                    add_ipv4(skb, sock, h, udp_len, source, destination);
+                    self.headers = IPV4_LEN + UDP_LEN;
                 }
-                _ => send6(skb, sock, h, udp_len),
+                _ => {
+                    add_ipv6(skb, h, udp_len);
+                    self.headers = IPV6_LEN + UDP_LEN;
+                }
+            }
+        }
+    }
+
+    /// Couples `next` to the train; gives it back when it does not fit. Both have the same
+    /// headers and no UDP checksum. All packets are as long as the first one, but the last
+    /// may be shorter.
+    pub fn couple(&mut self, next: TxSkb) -> Result<(), TxSkb> {
+        let fits = self.last == self.first
+            && next.first <= self.first
+            && next.count == 1
+            && self.headers != 0
+            && next.headers == self.headers
+            && self.len() + next.first <= TRAIN;
+        if !fits {
+            return Err(next);
+        }
+        let next = ManuallyDrop::new(next);
+        let (skb, new) = (self.as_ptr(), next.as_ptr());
+        // SAFETY: Both packets are owned, with all headers in front; `new` passes to the
+        // train. Its headers stay in its headroom, where the stack looks for them when the
+        // train comes apart.
+        unsafe {
+            bindings::metaroce_skb_pull(new, next.headers);
+            if self.count == 1 {
+                bindings::metaroce_skb_set_frag_list(skb, new);
+            } else {
+                bindings::metaroce_skb_set_next(self.tail.as_ptr(), new);
+            }
+            (*skb).len += (*new).len;
+            (*skb).data_len += (*new).len;
+            (*skb).truesize += (*new).truesize;
+        }
+        self.tail = next.skb;
+        self.last = next.first;
+        self.count += 1;
+        Ok(())
+    }
+
+    /// Packets of the train.
+    pub fn count(&self) -> u16 {
+        self.count
+    }
+
+    /// Hands packet or train, with its headers, to the stack.
+    pub fn send(self, sock: Sock<'_>, dst: DstRef<'_>, h: &Headers) -> Result<(), XmitError> {
+        let this = ManuallyDrop::new(self);
+        let skb = this.as_ptr();
+        let ipv6 = this.headers == IPV6_LEN + UDP_LEN;
+        let net = sock.net().as_ptr();
+        // SAFETY: The packet is owned and passes to the stack; route and socket live as long
+        // as the RCU read lock that `dst` and `sock` stand for, the namespace as long as its
+        // socket.
+        let code = unsafe {
+            bindings::metaroce_skb_set_l4_hash(skb, h.hash);
+            bindings::metaroce_skb_set_priority(skb, bindings::metaroce_rt_tos2priority(h.class));
+            bindings::metaroce_skb_dst_set_noref(skb, dst.as_ptr());
+            if this.count > 1 {
+                let ip_len = this.headers - UDP_LEN;
+                let [a, b] = ((*skb).len.saturating_sub(ip_len) as u16).to_be_bytes();
+                let udp = bindings::metaroce_skb_transport_header(skb).cast::<[u8; 8]>();
+                (*udp)[4] = a;
+                (*udp)[5] = b;
+                bindings::metaroce_skb_set_gso_fraglist(skb, this.first as u16, this.count);
+            }
+            if ipv6 {
+                // Through the socket the stack learns that we find out path MTUs ourselves.
+                bindings::metaroce_skb_set_owner_sk_safe(skb, sock.as_ptr());
+                bindings::ip6_local_out(net, sock.as_ptr(), skb)
+            } else {
+                bindings::ip_local_out(net, sock.as_ptr(), skb)
             }
         };
         match code {
@@ -498,17 +596,15 @@ impl Drop for TxSkb {
 
 /// # Safety
 ///
-/// `skb` is owned, begins with its UDP header, has room for an IPv4 header in front, and a
-/// route; it passes to the stack. `sock` is an IPv4 socket.
-unsafe fn send4(
+/// `skb` is owned, begins with its UDP header, and has room for an IPv4 header in front.
+unsafe fn add_ipv4(
     skb: *mut bindings::sk_buff,
-    sock: &Sock<'_>,
+    sock: Sock<'_>,
     h: &Headers,
     udp_len: u32,
     source: [u8; 4],
     destination: [u8; 4],
-) -> i32 {
-    let net = sock.net().as_ptr();
+) {
     // SAFETY: Guaranteed by the caller; the namespace lives as long as its socket.
     unsafe {
         bindings::udp_set_csum(
@@ -547,16 +643,15 @@ unsafe fn send4(
         ]);
         bindings::metaroce_skb_reset_network_header(skb);
         if h.may_fragment {
-            bindings::__ip_select_ident(net, ip.cast(), 1);
+            bindings::__ip_select_ident(sock.net().as_ptr(), ip.cast(), 1);
         }
-        bindings::ip_local_out(net, sock.as_ptr(), skb)
     }
 }
 
 /// # Safety
 ///
-/// As for [`send4`], for IPv6.
-unsafe fn send6(skb: *mut bindings::sk_buff, sock: &Sock<'_>, h: &Headers, udp_len: u32) -> i32 {
+/// As for [`add_ipv4`], for IPv6.
+unsafe fn add_ipv6(skb: *mut bindings::sk_buff, h: &Headers, udp_len: u32) {
     let source = in6(&h.source);
     let destination = in6(&h.destination);
     // SAFETY: Guaranteed by the caller.
@@ -564,15 +659,13 @@ unsafe fn send6(skb: *mut bindings::sk_buff, sock: &Sock<'_>, h: &Headers, udp_l
         bindings::udp6_set_csum(!h.checksum, skb, &source, &destination, udp_len as i32);
         let ip = bindings::metaroce_skb_push(skb, IPV6_LEN).cast::<bindings::ipv6hdr>();
         bindings::metaroce_ip6_flow_hdr(ip, h.class.into(), h.flow_label);
+        (*ip).payload_len = (udp_len as u16).to_be();
         (*ip).nexthdr = UDP;
         (*ip).hop_limit = h.hop_limit;
         bindings::metaroce_ip6_set_addresses(ip, &source, &destination);
         bindings::metaroce_skb_reset_network_header(skb);
-        // Through the socket the stack learns that we find out path MTUs ourselves.
-        bindings::skb_set_owner_w(skb, sock.as_ptr());
         if h.may_fragment {
             bindings::metaroce_skb_fragment6(skb, IPV6_MIN_MTU as u16);
         }
-        bindings::ip6_local_out(sock.net().as_ptr(), sock.as_ptr(), skb)
     }
 }

@@ -11,6 +11,7 @@ use crate::{
         dst::{Dst, DstRef, FlowKey},
         net::ipv4_of,
         skb::{Headers, TxSkb, IPV4_LEN, IPV6_LEN, MAX_PAGES, UDP_LEN},
+        udp::Sock,
     },
     mem::Frags,
     os,
@@ -161,7 +162,8 @@ impl Flow {
     pub fn mtu(&self) -> u32 {
         let guard = rcu::read_lock();
         self.port
-            .with_link(&guard, |link| {
+            .link(&guard)
+            .map(|link| {
                 let own = link.netdev.mtu();
                 match self.lookup(link, 0, 0) {
                     Ok(dst) => dst.borrow(&guard).interface_mtu().min(own),
@@ -175,22 +177,51 @@ impl Flow {
     /// padding and packets without). Pages are taken out of `frags` where they are sent by
     /// reference. Every context but hard interrupts; calls for one path one after the other.
     pub fn xmit(&self, tx: &Transmit, frags: &mut Frags) -> Result<(), XmitError> {
-        let guard = rcu::read_lock();
-        self.port
-            .with_link(&guard, |link| self.xmit_by(link, &guard, tx, frags))
-            .unwrap_or(Err(XmitError::Refused))
+        let mut result = Ok(());
+        self.xmit_all(::core::iter::once((tx, frags)), |_, _, e| result = Err(e));
+        result
     }
 
-    fn xmit_by(
+    /// Sends packets as [`Flow::xmit`] does, in order within each path. Packets of one path
+    /// that follow each other go as one train. `failed` is called with path, number of
+    /// packets and error for what could not be sent.
+    pub fn xmit_all<'a>(
         &self,
-        link: &Link,
-        guard: &rcu::Guard,
+        packets: impl Iterator<Item = (&'a Transmit, &'a mut Frags)>,
+        mut failed: impl FnMut(u8, u16, XmitError),
+    ) {
+        let guard = rcu::read_lock();
+        let Some((link, sock)) = self
+            .port
+            .link(&guard)
+            .and_then(|l| Some((l, l.sock(self.is_ipv6())?)))
+        else {
+            for (tx, _) in packets {
+                failed(tx.path, 1, XmitError::Refused);
+            }
+            return;
+        };
+        let mut burst = Burst {
+            flow: self,
+            link,
+            sock,
+            guard: &guard,
+            train: None,
+            failed,
+        };
+        for (tx, frags) in packets {
+            burst.push(tx, frags);
+        }
+        burst.flush();
+    }
+
+    /// Makes a packet, without IP and UDP headers.
+    fn packet(
+        &self,
+        dst: DstRef<'_>,
         tx: &Transmit,
         frags: &mut Frags,
-    ) -> Result<(), XmitError> {
-        let ipv6 = self.is_ipv6();
-        let sock = link.sock(ipv6).ok_or(XmitError::Unreachable)?;
-        let dst = self.route(link, guard, tx)?;
+    ) -> Result<TxSkb, XmitError> {
         let header = tx
             .header
             .get(..usize::from(tx.header_len))
@@ -199,32 +230,34 @@ impl Flow {
             Payload::Pad { len } => len as usize,
             _ => frags.len(),
         };
-        let ip_len = if ipv6 { IPV6_LEN } else { IPV4_LEN };
+        let ip_len = if self.is_ipv6() { IPV6_LEN } else { IPV4_LEN };
         let total = (header.len() + payload).saturating_add((ip_len + UDP_LEN) as usize);
         if total > MAX_DATAGRAM || (!tx.may_fragment && total > dst.interface_mtu() as usize) {
             return Err(XmitError::TooBig);
         }
         let mut skb = build(dst, header, tx, frags, payload).ok_or(XmitError::NoMemory)?;
-        let integrity = self.integrity.load(Ordering::Relaxed);
-        if (tx.always_checksum || integrity & CRC != 0) && !skb.seal(wire::CRC_OFFSET) {
+        let with_crc = tx.always_checksum || self.has_crc();
+        if with_crc && !skb.seal(wire::CRC_OFFSET) {
             return Err(XmitError::TooBig);
         }
-        skb.send(
-            &sock,
-            dst,
-            &Headers {
-                source: self.local,
-                destination: self.remote,
-                class: self.class,
-                hop_limit: self.hop_limit,
-                flow_label: tx.flow_label,
-                source_port: tx.source_port,
-                destination_port: link.service,
-                checksum: tx.always_checksum || tx.may_fragment || integrity & UDP_CHECKSUM != 0,
-                may_fragment: tx.may_fragment,
-                hash: self.hash(tx.source_port),
-            },
-        )
+        Ok(skb)
+    }
+
+    /// What its IP and UDP headers say.
+    fn headers(&self, link: &Link, tx: &Transmit) -> Headers {
+        let udp_checksum = self.integrity.load(Ordering::Relaxed) & UDP_CHECKSUM != 0;
+        Headers {
+            source: self.local,
+            destination: self.remote,
+            class: self.class,
+            hop_limit: self.hop_limit,
+            flow_label: tx.flow_label,
+            source_port: tx.source_port,
+            destination_port: link.service,
+            checksum: tx.always_checksum || tx.may_fragment || udp_checksum,
+            may_fragment: tx.may_fragment,
+            hash: self.hash(tx.source_port),
+        }
     }
 
     /// The same for all packets of a path, so that queues keep them in order.
@@ -296,6 +329,78 @@ impl Flow {
             }
         }
         Dst::lookup(link.net(), &FlowKey { interface, ..key })
+    }
+}
+
+/// Packets on their way to the stack.
+struct Burst<'a, F> {
+    flow: &'a Flow,
+    link: &'a Link,
+    sock: Sock<'a>,
+    guard: &'a rcu::Guard,
+    train: Option<Train<'a>>,
+    failed: F,
+}
+
+/// The packets of one path that go next.
+struct Train<'a> {
+    skb: TxSkb,
+    dst: DstRef<'a>,
+    headers: Headers,
+    path: u8,
+}
+
+impl<'a, F: FnMut(u8, u16, XmitError)> Burst<'a, F> {
+    /// Makes the packet, and couples it to the train or sends that and begins another one.
+    fn push(&mut self, tx: &Transmit, frags: &mut Frags) {
+        let flow = self.flow;
+        let same = self
+            .train
+            .as_ref()
+            .filter(|t| t.path == tx.path && t.headers.source_port == tx.source_port);
+        let made = match same {
+            Some(train) => Ok(train.dst),
+            None => flow.route(self.link, self.guard, tx),
+        }
+        .and_then(|dst| Ok((dst, flow.packet(dst, tx, frags)?)));
+        let (dst, mut skb) = match made {
+            Ok(made) => made,
+            Err(e) => return (self.failed)(tx.path, 1, e),
+        };
+        let headers = flow.headers(self.link, tx);
+        skb.add_headers(self.sock, &headers);
+        let alone = headers.checksum || headers.may_fragment;
+        if let Some(train) = self.train.as_mut().filter(|t| {
+            !alone
+                && t.path == tx.path
+                && t.headers.source_port == headers.source_port
+                && t.headers.flow_label == headers.flow_label
+                && !t.headers.checksum
+                && !t.headers.may_fragment
+        }) {
+            match train.skb.couple(skb) {
+                Ok(()) => return,
+                Err(back) => skb = back,
+            }
+        }
+        self.flush();
+        self.train = Some(Train {
+            skb,
+            dst,
+            headers,
+            path: tx.path,
+        });
+    }
+
+    /// Sends the train.
+    fn flush(&mut self) {
+        let Some(train) = self.train.take() else {
+            return;
+        };
+        let count = train.skb.count();
+        if let Err(e) = train.skb.send(self.sock, train.dst, &train.headers) {
+            (self.failed)(train.path, count, e);
+        }
     }
 }
 

@@ -215,21 +215,20 @@ impl Port {
         });
     }
 
-    /// Runs `f` with the link, when the port is open.
-    pub(super) fn with_link<R>(&self, guard: &rcu::Guard, f: impl FnOnce(&Link) -> R) -> Option<R> {
-        self.link.get(guard).map(|link| f(link))
+    /// The link, when the port is open.
+    pub(super) fn link<'a>(&'a self, guard: &'a rcu::Guard) -> Option<&'a Link> {
+        self.link.get(guard).map(|link| &**link)
     }
 
     /// The netdev's MTU, or 0 when the port is closed.
     pub fn mtu(&self) -> u32 {
-        self.with_link(&rcu::read_lock(), |l| l.netdev.mtu())
-            .unwrap_or(0)
+        self.link(&rcu::read_lock()).map_or(0, |l| l.netdev.mtu())
     }
 
     /// Whether the port is open, and its netdev up with a working link.
     pub fn is_operational(&self) -> bool {
-        self.with_link(&rcu::read_lock(), |l| l.netdev.is_operational())
-            .unwrap_or(false)
+        self.link(&rcu::read_lock())
+            .is_some_and(|l| l.netdev.is_operational())
     }
 }
 
