@@ -261,6 +261,8 @@ struct Slot {
     frags: Frags,
     /// A queue refused it.
     unsent: bool,
+    /// Bytes of header and payload.
+    bytes: u64,
 }
 
 /// One deferred copy.
@@ -290,6 +292,7 @@ impl Batch {
                 tx: Transmit::new(),
                 frags: Frags::new(),
                 unsent: false,
+                bytes: 0,
             })?,
             used: 0,
             jobs: os::Vec::with_capacity(JOBS)?,
@@ -698,11 +701,21 @@ impl Conn {
 
     /// Sends the batch.
     fn send(&self, batch: &mut Batch) {
-        for slot in batch.slots.iter_mut().take(batch.used) {
-            let bytes = u64::from(slot.tx.header_len) + slot.frags.len() as u64;
-            slot.unsent = self.flow.xmit(&slot.tx, &mut slot.frags).is_err();
+        // One bit per slot; BATCH is at most 64.
+        let mut unsent = 0u64;
+        let packets = batch.slots.iter_mut().take(batch.used).map(|slot| {
+            slot.bytes = u64::from(slot.tx.header_len) + slot.frags.len() as u64;
+            (&slot.tx, &mut slot.frags)
+        });
+        self.flow.xmit_all(packets, |places, _| {
+            for place in places {
+                unsent |= 1 << (place & 63);
+            }
+        });
+        for (i, slot) in batch.slots.iter_mut().take(batch.used).enumerate() {
+            slot.unsent = unsent & 1 << (i & 63) != 0;
             if !slot.unsent {
-                self.device.counters.add_path(slot.tx.path, bytes);
+                self.device.counters.add_path(slot.tx.path, slot.bytes);
             }
             slot.frags.clear();
         }
@@ -953,7 +966,27 @@ impl Attachment {
     pub fn set_attr(&self, attr: &stream::StreamAttr) {
         let _bh = bh::disable();
         if let Some(stream) = self.conn.state.lock().core.stream(self.stream) {
-            stream.set_attr(attr);
+            // The payload of a packet is the connection's business.
+            let payload_mtu = stream.attr().payload_mtu;
+            stream.set_attr(&stream::StreamAttr {
+                payload_mtu,
+                ..*attr
+            });
+        }
+        self.conn.run();
+    }
+
+    /// Takes the stream to ERR, when it still is `qp`'s. Any context, no lock held.
+    pub fn fail(&self, qp: &QpInner) {
+        let _bh = bh::disable();
+        {
+            let mut state = self.conn.state.lock();
+            let State { core, qps, .. } = &mut *state;
+            let ours = qp_of(qps, self.stream).is_some_and(|q| ::core::ptr::eq(&**q, qp));
+            if !ours {
+                return;
+            }
+            core.set_state(net::now(), self.stream, stream::State::Err);
         }
         self.conn.run();
     }

@@ -542,11 +542,6 @@ impl TxSkb {
         Ok(())
     }
 
-    /// Packets of the train.
-    pub fn count(&self) -> u16 {
-        self.count
-    }
-
     /// Hands packet or train, with its headers, to the stack.
     pub fn send(self, sock: Sock<'_>, dst: DstRef<'_>, h: &Headers) -> Result<(), XmitError> {
         let this = ManuallyDrop::new(self);

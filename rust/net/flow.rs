@@ -20,7 +20,10 @@ use crate::{
         wire,
     },
 };
-use ::core::sync::atomic::{AtomicU8, Ordering};
+use ::core::{
+    ops::Range,
+    sync::atomic::{AtomicU8, Ordering},
+};
 use ::kernel::{
     new_spinlock,
     prelude::*,
@@ -178,17 +181,17 @@ impl Flow {
     /// reference. Every context but hard interrupts; calls for one path one after the other.
     pub fn xmit(&self, tx: &Transmit, frags: &mut Frags) -> Result<(), XmitError> {
         let mut result = Ok(());
-        self.xmit_all(::core::iter::once((tx, frags)), |_, _, e| result = Err(e));
+        self.xmit_all(::core::iter::once((tx, frags)), |_, e| result = Err(e));
         result
     }
 
     /// Sends packets as [`Flow::xmit`] does, in order within each path. Packets of one path
-    /// that follow each other go as one train. `failed` is called with path, number of
-    /// packets and error for what could not be sent.
+    /// that follow each other go as one train. `failed` is called with the places in
+    /// `packets` of what could not be sent, and the reason.
     pub fn xmit_all<'a>(
         &self,
         packets: impl Iterator<Item = (&'a Transmit, &'a mut Frags)>,
-        mut failed: impl FnMut(u8, u16, XmitError),
+        mut failed: impl FnMut(Range<usize>, XmitError),
     ) {
         let guard = rcu::read_lock();
         let Some((link, sock)) = self
@@ -196,10 +199,7 @@ impl Flow {
             .link(&guard)
             .and_then(|l| Some((l, l.sock(self.is_ipv6())?)))
         else {
-            for (tx, _) in packets {
-                failed(tx.path, 1, XmitError::Refused);
-            }
-            return;
+            return failed(0..packets.count(), XmitError::Refused);
         };
         let mut burst = Burst {
             flow: self,
@@ -209,10 +209,12 @@ impl Flow {
             train: None,
             failed,
         };
+        let mut count = 0;
         for (tx, frags) in packets {
-            burst.push(tx, frags);
+            burst.push(count, tx, frags);
+            count += 1;
         }
-        burst.flush();
+        burst.flush(count);
     }
 
     /// Makes a packet, without IP and UDP headers.
@@ -348,11 +350,14 @@ struct Train<'a> {
     dst: DstRef<'a>,
     headers: Headers,
     path: u8,
+    /// Place of its first packet.
+    begin: usize,
 }
 
-impl<'a, F: FnMut(u8, u16, XmitError)> Burst<'a, F> {
-    /// Makes the packet, and couples it to the train or sends that and begins another one.
-    fn push(&mut self, tx: &Transmit, frags: &mut Frags) {
+impl<'a, F: FnMut(Range<usize>, XmitError)> Burst<'a, F> {
+    /// Makes the packet at place `at`, and couples it to the train or sends that and begins
+    /// another one.
+    fn push(&mut self, at: usize, tx: &Transmit, frags: &mut Frags) {
         let flow = self.flow;
         let same = self
             .train
@@ -365,7 +370,10 @@ impl<'a, F: FnMut(u8, u16, XmitError)> Burst<'a, F> {
         .and_then(|dst| Ok((dst, flow.packet(dst, tx, frags)?)));
         let (dst, mut skb) = match made {
             Ok(made) => made,
-            Err(e) => return (self.failed)(tx.path, 1, e),
+            Err(e) => {
+                self.flush(at);
+                return (self.failed)(at..at + 1, e);
+            }
         };
         let headers = flow.headers(self.link, tx);
         skb.add_headers(self.sock, &headers);
@@ -383,23 +391,23 @@ impl<'a, F: FnMut(u8, u16, XmitError)> Burst<'a, F> {
                 Err(back) => skb = back,
             }
         }
-        self.flush();
+        self.flush(at);
         self.train = Some(Train {
             skb,
             dst,
             headers,
             path: tx.path,
+            begin: at,
         });
     }
 
-    /// Sends the train.
-    fn flush(&mut self) {
+    /// Sends the train, whose last packet is the one ahead of place `end`.
+    fn flush(&mut self, end: usize) {
         let Some(train) = self.train.take() else {
             return;
         };
-        let count = train.skb.count();
         if let Err(e) = train.skb.send(self.sock, train.dst, &train.headers) {
-            (self.failed)(train.path, count, e);
+            (self.failed)(train.begin..end, e);
         }
     }
 }
