@@ -200,6 +200,14 @@ impl Endpoint {
         })
     }
 
+    /// Opens the device anew, with the same control channel.
+    pub fn reopen(self, device: &Device) -> io::Result<Self> {
+        let Endpoint { oob, leads, wait, pd, context, .. } = self;
+        // Closed before it is opened again: the device may be on its way out.
+        drop((pd, context));
+        Endpoint::open(device, oob.into_inner().unwrap_or_else(|poison| poison.into_inner()), leads, wait)
+    }
+
     /// The control channel, for one conversation.
     pub fn oob(&self) -> MutexGuard<'_, Oob> {
         self.oob.lock().unwrap_or_else(|poison| poison.into_inner())

@@ -11,5 +11,6 @@ pub(crate) mod ffi;
 pub mod ktap;
 pub mod oob;
 pub mod rng;
+pub mod single;
 pub mod sys;
 pub mod verbs;

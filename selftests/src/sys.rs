@@ -292,6 +292,26 @@ pub fn kernel_is_process() -> bool {
     std::fs::read_to_string("/proc/cpuinfo").is_ok_and(|text| text.contains("User Mode Linux"))
 }
 
+/// Maps one page of `fd` at page `page` and unmaps it again; true when the driver had something there.
+pub fn probe_mmap(fd: RawFd, page: i64) -> bool {
+    // SAFETY: a mapping at an address of the kernel's choice, which is gone again at once.
+    unsafe {
+        let at = ffi::mmap(
+            std::ptr::null_mut(),
+            4096,
+            (ffi::PROT_READ | ffi::PROT_WRITE) as i32,
+            ffi::MAP_SHARED as i32,
+            fd,
+            page << 12,
+        );
+        if at as usize == usize::MAX {
+            return false;
+        }
+        ffi::munmap(at, 4096);
+    }
+    true
+}
+
 /// Lets others run.
 pub fn yield_now() {
     // SAFETY: no arguments, no memory.
@@ -390,6 +410,8 @@ pub mod errno {
     pub const ENOSYS: i32 = ffi::ENOSYS as i32;
     /// Not supported.
     pub const EOPNOTSUPP: i32 = ffi::EOPNOTSUPP as i32;
+    /// No such entry.
+    pub const ENODATA: i32 = ffi::ENODATA as i32;
     /// Not a descriptor.
     pub const EBADF: i32 = ffi::EBADF as i32;
     /// Try again.

@@ -140,6 +140,7 @@ fn stream(ep: &Endpoint, plan: &Plan, test: &Test, opcode: u32) -> Result<Values
     let mut from: Option<(Instant, Duration)> = None;
     let (mut done, mut last, mut cpu) = (0u64, begin, Duration::ZERO);
     let mut over = false;
+    let (mut moved, mut gap) = (begin, Duration::ZERO);
     while flying > 0 {
         let n = cq.poll(&mut wcs).map_err(|e| e.to_string())?;
         if n == 0 {
@@ -148,6 +149,10 @@ fn stream(ep: &Endpoint, plan: &Plan, test: &Test, opcode: u32) -> Result<Values
         }
         watch.moved();
         let now = Instant::now();
+        if from.is_some() && !over {
+            gap = gap.max(now.duration_since(moved));
+        }
+        moved = now;
         if !over {
             match from {
                 None if now.duration_since(begin) >= plan.warmup => from = Some((now, sys::cpu_time())),
@@ -183,7 +188,9 @@ fn stream(ep: &Endpoint, plan: &Plan, test: &Test, opcode: u32) -> Result<Values
     }
     ep.barrier("stopped").map_err(|e| e.to_string())?;
     let time = from.map_or(Duration::ZERO, |(at, _)| last.duration_since(at));
-    Ok(bandwidth_values(done as f64 * test.size as f64, done as f64, time, cpu))
+    let mut values = bandwidth_values(done as f64 * test.size as f64, done as f64, time, cpu);
+    values.push(("gap_ms", gap.as_secs_f64() * 1e3));
+    Ok(values)
 }
 
 /// Takes Sends until one says that it is the last.

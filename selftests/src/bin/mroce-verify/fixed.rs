@@ -6,74 +6,18 @@
 
 use crate::model::CANARY;
 use crate::Run;
-use selftests::endpoint::{Endpoint, Remote, Tuning, ALL_ACCESS};
+use selftests::endpoint::{Endpoint, Remote, ALL_ACCESS};
 use selftests::ktap::Outcome;
 use selftests::rng::Rng;
+use selftests::single::Single;
 use selftests::sys::{self, errno, errno_name, Memory};
-use selftests::verbs::{self, Mr, Qp, QpInit, SendWr, Sge, Wc};
+use selftests::verbs::{self, Mr, QpInit, SendWr, Sge};
 use selftests::{check, fail, skip};
 use std::sync::Arc;
 use std::time::Duration;
 
 /// Bytes before and after each target that must stay as they are.
 const GUARD: usize = 128;
-
-/// A QP that is connected, with an own CQ.
-pub struct Single {
-    /// The QP.
-    pub qp: Arc<Qp>,
-}
-
-impl Single {
-    /// Makes one on each end and connects them.
-    pub fn new(run: &Run, ep: &Endpoint, depth: u32, sge: u32, inline: u32) -> Outcome<Self> {
-        let cq = ep.cq(depth * 2).map_err(|e| format!("create_cq: {e}"))?;
-        let qp = ep.qp(&QpInit::rc(&cq, &cq, depth, sge, inline)).map_err(|e| format!("create_qp: {e}"))?;
-        ep.connect(&[qp.clone()], &Tuning { timeout: run.timeout, ..Tuning::default() })
-            .map_err(|e| format!("connecting: {e}"))?;
-        Ok(Single { qp })
-    }
-
-    /// The next completion.
-    pub fn completion(&self, ep: &Endpoint, what: &str) -> Outcome<Wc> {
-        self.completion_within(ep.wait, what)
-    }
-
-    /// The same with a patience of its own.
-    pub fn completion_within(&self, patience: Duration, what: &str) -> Outcome<Wc> {
-        match self.qp.send_cq.poll_one(patience) {
-            Ok(Some(wc)) => Ok(wc),
-            Ok(None) => fail!("{what}: no completion within {} s", patience.as_secs()),
-            Err(error) => fail!("{what}: {error}"),
-        }
-    }
-
-    /// The next completion, which must be a success.
-    pub fn success(&self, ep: &Endpoint, what: &str) -> Outcome<Wc> {
-        self.success_within(ep.wait, what)
-    }
-
-    /// The same with a patience of its own.
-    pub fn success_within(&self, patience: Duration, what: &str) -> Outcome<Wc> {
-        let wc = self.completion_within(patience, what)?;
-        check!(
-            wc.status == verbs::IBV_WC_SUCCESS,
-            "{what}: completed with {} (vendor {:#x})",
-            verbs::status_name(wc.status),
-            wc.vendor_err
-        );
-        Ok(wc)
-    }
-
-    /// Posts one signaled request and waits until it is done.
-    pub fn run(&self, ep: &Endpoint, what: &str, wr: SendWr) -> Outcome {
-        let wr = SendWr { flags: wr.flags | verbs::IBV_SEND_SIGNALED, wr_id: 0x77, ..wr };
-        self.qp.post_send(&[wr]).map_err(|e| format!("{what}: {e}"))?;
-        let wc = self.success(ep, what)?;
-        check!(wc.wr_id == 0x77, "{what}: wr_id {:#x}", wc.wr_id);
-        Ok(())
-    }
-}
 
 /// The sizes: 0, powers of two, multiples of the payload MTU, and their neighbours.
 pub fn size_list(run: &Run) -> Vec<usize> {
@@ -115,7 +59,7 @@ enum Kind {
 pub fn sizes(run: &Run, ep: &Endpoint) -> Outcome {
     let max_sge = ep.device.max_sge.clamp(1, 8) as u64;
     let max_sge = max_sge.min(ep.oob().exchange(&[max_sge]).map_err(|e| e.to_string())?[0]) as u32;
-    let single = Single::new(run, ep, 8, max_sge, 0)?;
+    let single = Single::new(ep, &run.tuning(), 8, max_sge, 0)?;
     let size = run.max_size + 2 * GUARD + 64 * max_sge as usize;
     let local = ep.memory(size, verbs::IBV_ACCESS_LOCAL_WRITE).map_err(|e| format!("reg_mr of {size} bytes: {e}"))?;
     let target = ep.memory(size, ALL_ACCESS).map_err(|e| format!("reg_mr of {size} bytes: {e}"))?;
@@ -250,7 +194,7 @@ pub fn inline(run: &Run, ep: &Endpoint) -> Outcome {
     if best == 0 {
         skip!("no inline data");
     }
-    let single = Single::new(run, ep, 16, 4, best)?;
+    let single = Single::new(ep, &run.tuning(), 16, 4, best)?;
     let most = single.qp.cap.max_inline_data as usize;
     let local = ep.memory(8192, verbs::IBV_ACCESS_LOCAL_WRITE).map_err(|e| e.to_string())?;
     let target = ep.memory(8192, ALL_ACCESS).map_err(|e| e.to_string())?;
@@ -326,7 +270,7 @@ pub fn max_msg_size(run: &Run, ep: &Endpoint) -> Outcome {
     }
     // The short set moves 64 MiB instead of gigabytes; the limit itself is checked in any case.
     let moved = if run.short { most.min(64 << 20) } else { most.min(run.max_message) };
-    let single = Single::new(run, ep, 8, sge as u32, 0)?;
+    let single = Single::new(ep, &run.tuning(), 8, sge as u32, 0)?;
     let seed = Rng::of(&[run.seed, 30]).next();
     let timeout = ep.wait + Duration::from_secs(moved >> 22);
 
@@ -448,7 +392,7 @@ fn region_test(run: &Run, ep: &Endpoint, memory: Arc<Memory>, offsets: &[usize],
     let mr = ep.pd.reg(&memory, ALL_ACCESS).map_err(|e| format!("reg_mr of {} bytes: {e}", memory.len()))?;
     let small = ep.memory(1 << 20, ALL_ACCESS).map_err(|e| e.to_string())?;
     let remote = ep.exchange_memory(&[&mr]).map_err(|e| e.to_string())?[0];
-    let single = Single::new(run, ep, 8, 1, 0)?;
+    let single = Single::new(ep, &run.tuning(), 8, 1, 0)?;
     for (i, at) in offsets.iter().copied().enumerate() {
         let len = 70_001;
         let seed = Rng::of(&[run.seed, 40, i as u64]).next();
@@ -521,7 +465,7 @@ pub fn huge_pages(run: &Run, ep: &Endpoint) -> Outcome {
 
 /// SEND_WITH_INV takes a key away: the completion names it, and it works no more.
 pub fn invalidate(run: &Run, ep: &Endpoint) -> Outcome {
-    let single = Single::new(run, ep, 16, 1, 0)?;
+    let single = Single::new(ep, &run.tuning(), 16, 1, 0)?;
     let target = ep
         .memory(8192, ALL_ACCESS | verbs::IBV_ACCESS_MW_BIND)
         .or_else(|_| ep.memory(8192, ALL_ACCESS))
@@ -612,7 +556,7 @@ pub fn rereg(run: &Run, ep: &Endpoint) -> Outcome {
     if both[0] == 0 {
         skip!("the other end has no rereg_mr");
     }
-    let single = Single::new(run, ep, 8, 1, 0)?;
+    let single = Single::new(ep, &run.tuning(), 8, 1, 0)?;
     let (_, rkey) = target.keys();
     let theirs = ep.oob().exchange(&[target.addr(0), u64::from(rkey)]).map_err(|e| e.to_string())?;
     if ep.leads {

@@ -6,7 +6,7 @@
 #![forbid(unsafe_code)]
 
 use crate::Run;
-use selftests::endpoint::{Endpoint, Remote, Tuning, ALL_ACCESS};
+use selftests::endpoint::{Endpoint, Remote, ALL_ACCESS};
 use selftests::ktap::Outcome;
 use selftests::rng::{self, Rng};
 use selftests::sys;
@@ -267,7 +267,7 @@ fn test(run: &Run, ep: &Endpoint, mode: Mode) -> Outcome {
     let (source, target, control) = (memory(SLOTS * SLOT)?, memory(SLOTS * SLOT)?, memory(4096)?);
     let theirs = ep.exchange_memory(&[&target, &control]).map_err(|e| e.to_string())?;
     let [their_target, their_control] = theirs[..] else { fail!("the other end sent no keys") };
-    ep.connect(&[data_qp.clone(), credit_qp.clone()], &Tuning { timeout: run.timeout, ..Tuning::default() })
+    ep.connect(&[data_qp.clone(), credit_qp.clone()], &run.tuning())
         .map_err(|e| format!("connecting: {e}"))?;
     let e = Ends { data_qp, credit_qp, source, target, control, their_target, their_control };
     // The memory is zero as it came from the kernel: no marker anywhere yet.

@@ -11,7 +11,7 @@ mod random;
 mod shared;
 
 use selftests::args::{self, Args};
-use selftests::endpoint::{self, Device, Endpoint, Role};
+use selftests::endpoint::{self, Device, Endpoint, Role, Tuning};
 use selftests::ktap::{self, Ktap, Outcome, Stop};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
@@ -59,6 +59,11 @@ pub struct Run {
 }
 
 impl Run {
+    /// Attributes of the connections.
+    pub fn tuning(&self) -> Tuning {
+        Tuning { timeout: self.timeout, ..Tuning::default() }
+    }
+
     /// Prints a line on the leading end.
     pub fn note(&self, ep: &Endpoint, text: &str) {
         if ep.leads {

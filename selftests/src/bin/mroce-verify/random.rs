@@ -7,7 +7,7 @@
 
 use crate::model::{self, Kind, Limits, Plan, CANARY};
 use crate::Run;
-use selftests::endpoint::{Endpoint, Remote, Tuning};
+use selftests::endpoint::{Endpoint, Remote};
 use selftests::ktap::Outcome;
 use selftests::rng::{self, Rng};
 use selftests::sys::Memory;
@@ -493,7 +493,7 @@ fn round(run: &Run, ep: &Endpoint, number: u64) -> Outcome<String> {
         ));
     }
     let remotes = ep.exchange_memory(&regions.iter().map(|r| &r.2).collect::<Vec<_>>()).map_err(|e| e.to_string())?;
-    ep.connect(&qps, &Tuning { timeout: run.timeout, ..Tuning::default() }).map_err(|e| format!("connecting: {e}"))?;
+    ep.connect(&qps, &run.tuning()).map_err(|e| format!("connecting: {e}"))?;
 
     let mut lanes: Vec<Lane> = qps
         .into_iter()

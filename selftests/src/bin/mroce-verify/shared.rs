@@ -4,11 +4,11 @@
 
 #![forbid(unsafe_code)]
 
-use crate::fixed::Single;
 use crate::Run;
-use selftests::endpoint::{Endpoint, Tuning, ALL_ACCESS};
+use selftests::endpoint::{Endpoint, ALL_ACCESS};
 use selftests::ktap::Outcome;
 use selftests::rng::Rng;
+use selftests::single::Single;
 use selftests::sys::{self, errno, errno_name};
 use selftests::verbs::{self, Qp, QpInit, SendWr, Wc};
 use selftests::{check, fail, skip};
@@ -16,13 +16,9 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-fn tuning(run: &Run) -> Tuning {
-    Tuning { timeout: run.timeout, ..Tuning::default() }
-}
-
 /// A CQ that is made larger and smaller while completions wait in it keeps them in order.
 pub fn cq_resize(run: &Run, ep: &Endpoint) -> Outcome {
-    let single = Single::new(run, ep, 32, 1, 0)?;
+    let single = Single::new(ep, &run.tuning(), 32, 1, 0)?;
     let mr = ep.memory(4096, ALL_ACCESS).map_err(|e| e.to_string())?;
     let remote = ep.exchange_memory(&[&mr]).map_err(|e| e.to_string())?[0];
     let cq = &single.qp.send_cq;
@@ -83,7 +79,7 @@ pub fn events(run: &Run, ep: &Endpoint) -> Outcome {
     for i in 0..16 {
         qp.post_recv(i, &[mr.sge(0, 1024)]).map_err(|e| format!("post_recv: {e}"))?;
     }
-    ep.connect(&[qp.clone()], &tuning(run)).map_err(|e| format!("connecting: {e}"))?;
+    ep.connect(&[qp.clone()], &run.tuning()).map_err(|e| format!("connecting: {e}"))?;
     // (request, flags, armed for solicited only, an event is due)
     let se = verbs::IBV_SEND_SOLICITED;
     let steps = [
@@ -153,7 +149,7 @@ pub fn srq_limit(run: &Run, ep: &Endpoint) -> Outcome {
     for i in 0..20 {
         srq.post_recv(i, &[mr.sge(i as usize * 1024, 1024)]).map_err(|e| format!("post_srq_recv: {e}"))?;
     }
-    ep.connect(&qps, &tuning(run)).map_err(|e| format!("connecting: {e}"))?;
+    ep.connect(&qps, &run.tuning()).map_err(|e| format!("connecting: {e}"))?;
     if ep.leads {
         ep.barrier("armed").map_err(|e| e.to_string())?;
         for i in 0..15u64 {
@@ -216,7 +212,7 @@ pub fn atomic_sum(run: &Run, ep: &Endpoint) -> Outcome {
     let counter = ep.memory(4096, ALL_ACCESS).map_err(|e| e.to_string())?;
     let results = ep.memory(4096 * threads, verbs::IBV_ACCESS_LOCAL_WRITE).map_err(|e| e.to_string())?;
     let remote = ep.exchange_memory(&[&counter]).map_err(|e| e.to_string())?[0];
-    ep.connect(&qps, &tuning(run)).map_err(|e| format!("connecting: {e}"))?;
+    ep.connect(&qps, &run.tuning()).map_err(|e| format!("connecting: {e}"))?;
     let per_thread = if run.short { 60u64 } else { 1000 };
     let deadline = Instant::now() + run.budget.max(Duration::from_secs(1));
     let work = |t: usize| -> Outcome<(Vec<u64>, u64)> {
@@ -309,7 +305,7 @@ pub fn many_threads(run: &Run, ep: &Endpoint) -> Outcome {
     let source = ep.memory(threads * area, ALL_ACCESS).map_err(|e| e.to_string())?;
     let target = ep.memory(threads * area, ALL_ACCESS).map_err(|e| e.to_string())?;
     let remote = ep.exchange_memory(&[&target]).map_err(|e| e.to_string())?[0];
-    ep.connect(&[qp.clone()], &tuning(run)).map_err(|e| format!("connecting: {e}"))?;
+    ep.connect(&[qp.clone()], &run.tuning()).map_err(|e| format!("connecting: {e}"))?;
     let count = if run.short { 100u64 } else { 1500 };
     let stop = AtomicBool::new(false);
     let full = AtomicU64::new(0);
@@ -398,7 +394,7 @@ pub fn many_qps(run: &Run, ep: &Endpoint) -> Outcome {
         qp.post_recv(i as u64, &[mr.sge((count + i) * size, size)]).map_err(|e| format!("post_recv: {e}"))?;
         mr.memory.fill(i * size, size, seed(i, ep.leads));
     }
-    ep.connect(&qps, &tuning(run)).map_err(|e| format!("connecting {count} QPs: {e}"))?;
+    ep.connect(&qps, &run.tuning()).map_err(|e| format!("connecting {count} QPs: {e}"))?;
     for (i, qp) in qps.iter().enumerate() {
         let wr = |opcode, wr_id| SendWr {
             wr_id,

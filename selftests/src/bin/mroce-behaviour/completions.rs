@@ -1,0 +1,610 @@
+// SPDX-License-Identifier: GPL-2.0
+//! Completions and data: faults, flushes, refusals, receiver-not-ready, sizes.
+
+#![forbid(unsafe_code)]
+
+use crate::Run;
+use selftests::endpoint::{Endpoint, Remote, Tuning, ALL_ACCESS};
+use selftests::ktap::Outcome;
+use selftests::single::Single;
+use selftests::sys::{errno, errno_name};
+use selftests::verbs::{self, Mr, QpInit, SendWr, Sge, Wc};
+use selftests::{check, fail};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+fn s(error: impl std::fmt::Display) -> String {
+    error.to_string()
+}
+
+/// A signaled request on `len` bytes at offset 0 of `local`.
+fn request(opcode: u32, wr_id: u64, local: &Mr, len: usize, addr: u64, rkey: u32) -> SendWr {
+    SendWr {
+        wr_id,
+        sges: if len == 0 { vec![] } else { vec![local.sge(0, len)] },
+        opcode,
+        flags: verbs::IBV_SEND_SIGNALED,
+        remote_addr: addr,
+        rkey,
+        ..SendWr::default()
+    }
+}
+
+/// Waits for completion `wr_id` with `status` on the send queue.
+fn expect(ep: &Endpoint, single: &Single, what: &str, wr_id: u64, statuses: &[u32]) -> Outcome<Wc> {
+    let wc = single.completion(ep, what)?;
+    check!(wc.wr_id == wr_id, "{what}: wr_id {} completed ({}), {wr_id} is due", wc.wr_id, verbs::status_name(wc.status));
+    check!(
+        statuses.contains(&wc.status),
+        "{what}: {} instead of {}",
+        verbs::status_name(wc.status),
+        statuses.iter().map(|s| verbs::status_name(*s)).collect::<Vec<_>>().join(" or ")
+    );
+    Ok(wc)
+}
+
+/// Waits for an asynchronous event of QP `qpn`; others are passed over.
+pub fn expect_event(ep: &Endpoint, qpn: u32, kind: u32) -> Outcome {
+    let end = Instant::now() + ep.wait;
+    let mut seen = Vec::new();
+    while let Some((k, q)) = ep.context.next_event(end.saturating_duration_since(Instant::now())).map_err(s)? {
+        if k == kind && (q == qpn || qpn == 0) {
+            return Ok(());
+        }
+        seen.push(format!("{} (QP {q:#x})", verbs::event_name(k)));
+    }
+    fail!("no event '{}' for QP {qpn:#x}; seen: {seen:?}", verbs::event_name(kind))
+}
+
+fn expect_state(single: &Single, state: u32, what: &str) -> Outcome {
+    let found = single.qp.state().map_err(s)?;
+    check!(found == state, "{what}: the QP is in state {found} instead of {state}");
+    Ok(())
+}
+
+fn no_more(single: &Single, what: &str) -> Outcome {
+    let mut wc = [Wc::default()];
+    let n = single.qp.send_cq.poll(&mut wc).map_err(s)?;
+    check!(n == 0, "{what}: a completion too many: wr_id {}, {}", wc[0].wr_id, verbs::status_name(wc[0].status));
+    Ok(())
+}
+
+struct Memory {
+    local: Arc<Mr>,
+    target: Arc<Mr>,
+    remote: Remote,
+}
+
+fn memory(ep: &Endpoint, access: u32) -> Outcome<Memory> {
+    let local = ep.memory(8192, ALL_ACCESS).map_err(s)?;
+    let target = ep.memory(8192, access).map_err(s)?;
+    let remote = *ep.exchange_memory(&[&target]).map_err(s)?.first().ok_or("no key from the other end")?;
+    Ok(Memory { local, target, remote })
+}
+
+/// Again and again: a good Write, one with a bad key, two more. One error, then flushes; the
+/// responder gets its event, its receives are flushed.
+pub fn bad_rkey(run: &Run, ep: &Endpoint) -> Outcome {
+    let m = memory(ep, ALL_ACCESS)?;
+    for round in 0..run.rounds {
+        let single = Single::new(ep, &Tuning::default(), 16, 1, 0)?;
+        let what = format!("round {round}");
+        if !ep.leads {
+            single.qp.post_recv(40, &[m.local.sge(0, 64)]).map_err(s)?;
+            single.qp.post_recv(41, &[m.local.sge(64, 64)]).map_err(s)?;
+        }
+        ep.barrier("posted").map_err(s)?;
+        if ep.leads {
+            m.local.memory.fill(0, 4096, round);
+            let write = |id, rkey| request(verbs::IBV_WR_RDMA_WRITE, id, &m.local, 3000, m.remote.addr, rkey);
+            let bad = SendWr { flags: 0, ..write(2, m.remote.rkey ^ 0x5a5a_5a00) };
+            let list = [write(1, m.remote.rkey), bad, write(3, m.remote.rkey), SendWr { flags: 0, ..write(4, m.remote.rkey) }];
+            single.qp.post_send(&list).map_err(s)?;
+            expect(ep, &single, &what, 1, &[verbs::IBV_WC_SUCCESS])?;
+            expect(ep, &single, &what, 2, &[verbs::IBV_WC_REM_ACCESS_ERR])?;
+            expect(ep, &single, &what, 3, &[verbs::IBV_WC_WR_FLUSH_ERR])?;
+            expect(ep, &single, &what, 4, &[verbs::IBV_WC_WR_FLUSH_ERR])?;
+            no_more(&single, &what)?;
+            expect_state(&single, verbs::IBV_QPS_ERR, &what)?;
+            ep.barrier("failed").map_err(s)?;
+        } else {
+            ep.barrier("failed").map_err(s)?;
+            expect_event(ep, single.qp.number, verbs::IBV_EVENT_QP_ACCESS_ERR)?;
+            expect_state(&single, verbs::IBV_QPS_ERR, &what)?;
+            expect(ep, &single, &what, 40, &[verbs::IBV_WC_WR_FLUSH_ERR])?;
+            expect(ep, &single, &what, 41, &[verbs::IBV_WC_WR_FLUSH_ERR])?;
+            no_more(&single, &what)?;
+            m.target.memory.verify(0, 3000, round).map_err(|e| format!("{what}: the good Write: {e}"))?;
+        }
+        ep.barrier("round").map_err(s)?;
+    }
+    Ok(())
+}
+
+/// Accesses that the region or the QP does not allow, ranges that leave the region, atomics
+/// that are not aligned.
+pub fn refused_accesses(_run: &Run, ep: &Endpoint) -> Outcome {
+    let access = verbs::IBV_WC_REM_ACCESS_ERR;
+    let invalid = verbs::IBV_WC_REM_INV_REQ_ERR;
+    let local_only = verbs::IBV_ACCESS_LOCAL_WRITE;
+    // (what, rights of the region, opcode, bytes, offset, allowed results)
+    let steps: &[(&str, u32, u32, usize, i64, &[u32])] = &[
+        ("Write without the right", local_only | verbs::IBV_ACCESS_REMOTE_READ, verbs::IBV_WR_RDMA_WRITE, 100, 0, &[access]),
+        ("READ without the right", local_only | verbs::IBV_ACCESS_REMOTE_WRITE, verbs::IBV_WR_RDMA_READ, 100, 0, &[access]),
+        ("atomic without the right", local_only | verbs::IBV_ACCESS_REMOTE_WRITE, verbs::IBV_WR_ATOMIC_FETCH_AND_ADD, 8, 0, &[access]),
+        ("Write beyond the end", ALL_ACCESS, verbs::IBV_WR_RDMA_WRITE, 100, 8192 - 99, &[access]),
+        ("Write before the beginning", ALL_ACCESS, verbs::IBV_WR_RDMA_WRITE, 100, -1, &[access]),
+        ("large READ beyond the end", ALL_ACCESS, verbs::IBV_WR_RDMA_READ, 8000, 193, &[access]),
+        ("Write around the end of the address space", ALL_ACCESS, verbs::IBV_WR_RDMA_WRITE, 100, i64::MIN, &[access]),
+        ("atomic that is not aligned", ALL_ACCESS, verbs::IBV_WR_ATOMIC_CMP_AND_SWP, 8, 4, &[invalid, access]),
+    ];
+    for (what, rights, opcode, len, offset, allowed) in steps {
+        let atomic = *opcode == verbs::IBV_WR_ATOMIC_FETCH_AND_ADD || *opcode == verbs::IBV_WR_ATOMIC_CMP_AND_SWP;
+        let both = ep.oob().exchange(&[u64::from(ep.device.atomic_cap != verbs::IBV_ATOMIC_NONE)]).map_err(s)?;
+        if atomic && (both.first() != Some(&1) || ep.device.atomic_cap == verbs::IBV_ATOMIC_NONE) {
+            continue;
+        }
+        let m = memory(ep, *rights)?;
+        m.target.memory.set(0, 8192, 0x33);
+        let single = Single::new(ep, &Tuning::default(), 8, 1, 0)?;
+        if ep.leads {
+            let addr = if *offset == i64::MIN { u64::MAX - 40 } else { m.remote.addr.wrapping_add_signed(*offset) };
+            let taken = single.qp.post_send(&[request(*opcode, 7, &m.local, *len, addr, m.remote.rkey)]);
+            // The requester itself may refuse an atomic that is not aligned.
+            let here = taken.is_err() && what.contains("aligned");
+            ep.oob().send_words(&[u64::from(here)]).map_err(s)?;
+            if !here {
+                taken.map_err(|e| format!("{what}: {e}"))?;
+                expect(ep, &single, what, 7, allowed)?;
+                expect_state(&single, verbs::IBV_QPS_ERR, what)?;
+            }
+        }
+        let here = !ep.leads && ep.oob().recv_words().map_err(s)?.first() == Some(&1);
+        ep.barrier("step").map_err(s)?;
+        check!(m.target.memory.copy(0, 8192).iter().all(|b| *b == 0x33), "{what}: memory was changed");
+        if !ep.leads && !here {
+            // An invalid request may be told as such.
+            let event = ep.context.next_event(ep.wait).map_err(s)?;
+            check!(
+                matches!(event, Some((k, q)) if q == single.qp.number && (k == verbs::IBV_EVENT_QP_ACCESS_ERR || k == verbs::IBV_EVENT_QP_REQ_ERR)),
+                "{what}: event {event:?} at the responder"
+            );
+        }
+        ep.barrier("next").map_err(s)?;
+    }
+    // What the QP itself does not allow.
+    let m = memory(ep, ALL_ACCESS)?;
+    for (what, rights, opcode) in [
+        ("Write to a QP without remote write", verbs::IBV_ACCESS_REMOTE_READ, verbs::IBV_WR_RDMA_WRITE),
+        ("READ from a QP without remote read", verbs::IBV_ACCESS_REMOTE_WRITE, verbs::IBV_WR_RDMA_READ),
+    ] {
+        let cq = ep.cq(16).map_err(s)?;
+        let qp = ep.pd.create_qp(&QpInit::rc(&cq, &cq, 8, 1, 0)).map_err(s)?;
+        qp.init(rights).map_err(s)?;
+        ep.connect(&[qp.clone()], &Tuning::default()).map_err(s)?;
+        let single = Single { qp };
+        if ep.leads {
+            single.qp.post_send(&[request(opcode, 8, &m.local, 64, m.remote.addr, m.remote.rkey)]).map_err(s)?;
+            expect(ep, &single, what, 8, &[access, invalid])?;
+        }
+        ep.barrier("step").map_err(s)?;
+    }
+    Ok(())
+}
+
+/// Bad local keys and ranges are the requester's own fault: the peer sees nothing.
+pub fn local_faults(_run: &Run, ep: &Endpoint) -> Outcome {
+    let m = memory(ep, ALL_ACCESS)?;
+    let read_only = ep.memory(4096, 0).map_err(s)?;
+    let bad_key = Sge::raw(m.local.addr(0), 64, m.local.lkey ^ 0x1234_5600);
+    let too_long = Sge::raw(m.local.addr(8000), 4096, m.local.lkey);
+    let unwritable = read_only.sge(0, 64);
+    for (what, sge, opcode) in [
+        ("Send from a bad lkey", bad_key, verbs::IBV_WR_SEND),
+        ("Write from a bad lkey", bad_key, verbs::IBV_WR_RDMA_WRITE),
+        ("Write from beyond the region", too_long, verbs::IBV_WR_RDMA_WRITE),
+        ("READ into a region without local write", unwritable, verbs::IBV_WR_RDMA_READ),
+    ] {
+        let single = Single::new(ep, &Tuning::default(), 8, 1, 0)?;
+        if ep.leads {
+            let good = |id| request(verbs::IBV_WR_RDMA_WRITE, id, &m.local, 16, m.remote.addr, m.remote.rkey);
+            let bad = SendWr { sges: vec![sge], opcode, ..good(2) };
+            single.qp.post_send(&[good(1), bad, good(3)]).map_err(|e| format!("{what}: {e}"))?;
+            expect(ep, &single, what, 1, &[verbs::IBV_WC_SUCCESS])?;
+            expect(ep, &single, what, 2, &[verbs::IBV_WC_LOC_PROT_ERR])?;
+            expect(ep, &single, what, 3, &[verbs::IBV_WC_WR_FLUSH_ERR])?;
+            no_more(&single, what)?;
+        }
+        ep.barrier("step").map_err(s)?;
+    }
+    Ok(())
+}
+
+/// A Send that is longer than its receive: LOC_LEN_ERR there, REM_INV_REQ_ERR here.
+pub fn receive_too_short(_run: &Run, ep: &Endpoint) -> Outcome {
+    let m = memory(ep, ALL_ACCESS)?;
+    for (len, room) in [(101usize, 100usize), (6000, 5999), (1, 0)] {
+        let single = Single::new(ep, &Tuning::default(), 8, 1, 0)?;
+        let what = format!("Send of {len} bytes into {room}");
+        if !ep.leads {
+            let sges = if room == 0 { vec![] } else { vec![m.target.sge(0, room)] };
+            m.target.memory.set(0, 8192, 0x44);
+            single.qp.post_recv(5, &sges).map_err(s)?;
+        }
+        ep.barrier("posted").map_err(s)?;
+        if ep.leads {
+            single.qp.post_send(&[request(verbs::IBV_WR_SEND, 6, &m.local, len, 0, 0)]).map_err(s)?;
+            expect(ep, &single, &what, 6, &[verbs::IBV_WC_REM_INV_REQ_ERR])?;
+        } else {
+            expect(ep, &single, &what, 5, &[verbs::IBV_WC_LOC_LEN_ERR])?;
+            check!(m.target.memory.copy(room, 8192 - room).iter().all(|b| *b == 0x44), "{what}: bytes behind the receive were changed");
+        }
+        ep.barrier("step").map_err(s)?;
+    }
+    Ok(())
+}
+
+/// Requests and receives posted to a QP in the error state come back flushed, each once.
+pub fn post_in_error(_run: &Run, ep: &Endpoint) -> Outcome {
+    let m = memory(ep, ALL_ACCESS)?;
+    let single = Single::new(ep, &Tuning::default(), 16, 1, 0)?;
+    if !ep.leads {
+        return Ok(());
+    }
+    // Some are outstanding at the change, some come after it.
+    for i in 0..4 {
+        single.qp.post_recv(100 + i, &[m.local.sge(0, 64)]).map_err(s)?;
+    }
+    single.qp.set_state(verbs::IBV_QPS_ERR).map_err(s)?;
+    for i in 0..4 {
+        single.qp.post_recv(104 + i, &[m.local.sge(0, 64)]).map_err(s)?;
+        let wr = SendWr { flags: 0, ..request(verbs::IBV_WR_RDMA_WRITE, 200 + i, &m.local, 64, m.remote.addr, m.remote.rkey) };
+        single.qp.post_send(&[wr]).map_err(|e| format!("posting to a QP in ERR: {e}"))?;
+    }
+    let (mut receives, mut sends) = (100, 200);
+    for _ in 0..12 {
+        let wc = single.completion(ep, "flush")?;
+        check!(wc.status == verbs::IBV_WC_WR_FLUSH_ERR, "wr_id {}: {}", wc.wr_id, verbs::status_name(wc.status));
+        check!(wc.qp_num == single.qp.number, "wr_id {}: QP {:#x}", wc.wr_id, wc.qp_num);
+        if wc.wr_id < 200 {
+            check!(wc.wr_id == receives, "receive {} is flushed, {receives} is due", wc.wr_id);
+            receives += 1;
+        } else {
+            check!(wc.wr_id == sends, "request {} is flushed, {sends} is due", wc.wr_id);
+            sends += 1;
+        }
+    }
+    no_more(&single, "after all flushes")?;
+    Ok(())
+}
+
+/// What post_send and post_recv refuse at once.
+pub fn post_refused(_run: &Run, ep: &Endpoint) -> Outcome {
+    let m = memory(ep, ALL_ACCESS)?;
+    let single = Single::new(ep, &Tuning::default(), 4, 2, 0)?;
+    if !ep.leads {
+        return Ok(());
+    }
+    let qp = &single.qp;
+    let refused = |what: &str, wr: SendWr, codes: &[i32]| -> Outcome {
+        match qp.post_send(&[wr]) {
+            Ok(()) => fail!("{what} was taken"),
+            Err(e) => {
+                let code = e.error.raw_os_error().unwrap_or(0);
+                check!(codes.contains(&code), "{what}: {} instead of {}", errno_name(code), codes.iter().map(|c| errno_name(*c)).collect::<Vec<_>>().join(" or "));
+            }
+        }
+        Ok(())
+    };
+    let good = request(verbs::IBV_WR_RDMA_WRITE, 1, &m.local, 64, m.remote.addr, m.remote.rkey);
+    let unsupported = [errno::EINVAL, errno::EOPNOTSUPP];
+    refused("opcode 0x55", SendWr { opcode: 0x55, ..good.clone() }, &unsupported)?;
+    refused("TSO", SendWr { opcode: verbs::IBV_WR_TSO, ..good.clone() }, &unsupported)?;
+    let many = SendWr { sges: vec![m.local.sge(0, 8); qp.cap.max_send_sge as usize + 1], ..good.clone() };
+    refused("one SGE too many", many, &[errno::EINVAL, errno::ENOMEM])?;
+    let atomic = SendWr { opcode: verbs::IBV_WR_ATOMIC_FETCH_AND_ADD, sges: vec![m.local.sge(0, 4)], ..good.clone() };
+    // A 4-byte result buffer: at once, or as a fault of this request alone.
+    if qp.post_send(&[atomic]).is_ok() {
+        let wc = single.completion(ep, "atomic with a 4-byte buffer")?;
+        check!(wc.status != verbs::IBV_WC_SUCCESS, "an atomic with a 4-byte buffer succeeded");
+        return Ok(());
+    }
+    let room = qp.cap.max_recv_wr;
+    for i in 0..room {
+        qp.post_recv(u64::from(i), &[m.local.sge(0, 8)]).map_err(|e| format!("receive {i} of {room}: {e}"))?;
+    }
+    match qp.post_recv(99, &[m.local.sge(0, 8)]) {
+        Ok(()) => fail!("a receive above max_recv_wr {room} was taken"),
+        Err(e) => check!(e.raw_os_error() == Some(errno::ENOMEM), "a receive too many: {e}"),
+    }
+    let too_many = vec![m.local.sge(0, 8); qp.cap.max_recv_sge as usize + 1];
+    let other = ep.qp(&QpInit::rc(&qp.send_cq, &qp.recv_cq, 4, 2, 0)).map_err(s)?;
+    let too_many = if too_many.len() > other.cap.max_recv_sge as usize { too_many } else { vec![m.local.sge(0, 8); other.cap.max_recv_sge as usize + 1] };
+    match other.post_recv(1, &too_many) {
+        Ok(()) => fail!("a receive with {} SGEs was taken", too_many.len()),
+        Err(e) => {
+            let code = e.raw_os_error().unwrap_or(0);
+            check!(code == errno::EINVAL || code == errno::ENOMEM, "a receive with too many SGEs: {e}");
+        }
+    }
+    // States in which nothing can be sent.
+    match other.post_send(&[good.clone()]) {
+        Ok(()) => fail!("a request was taken in INIT"),
+        Err(e) => check!(e.error.raw_os_error() == Some(errno::EINVAL), "posting in INIT: {}", e.error),
+    }
+    let fresh = ep.pd.create_qp(&QpInit::rc(&qp.send_cq, &qp.recv_cq, 4, 2, 0)).map_err(s)?;
+    match fresh.post_send(&[good.clone()]) {
+        Ok(()) => fail!("a request was taken in RESET"),
+        Err(e) => check!(e.error.raw_os_error() == Some(errno::EINVAL), "posting in RESET: {}", e.error),
+    }
+    match fresh.post_recv(1, &[m.local.sge(0, 8)]) {
+        Ok(()) => fail!("a receive was taken in RESET"),
+        Err(e) => check!(e.raw_os_error() == Some(errno::EINVAL), "posting a receive in RESET: {e}"),
+    }
+    // After all refusals the QP works.
+    qp.post_send(&[good]).map_err(|e| format!("a good request after the refusals: {e}"))?;
+    expect(ep, &single, "a good request after the refusals", 1, &[verbs::IBV_WC_SUCCESS])?;
+    Ok(())
+}
+
+/// RNR timer codes of the InfiniBand specification, in microseconds.
+const RNR_MICROS: [u64; 32] = [
+    655_360, 10, 20, 30, 40, 60, 80, 120, 160, 240, 320, 480, 640, 960, 1280, 1920, 2560, 3840, 5120, 7680, 10_240,
+    15_360, 20_480, 30_720, 40_960, 61_440, 81_920, 122_880, 163_840, 245_760, 327_680, 491_520,
+];
+
+/// The receive comes soon after the refusal: the request waits for the responder's timer all the same.
+pub fn rnr_timer(_run: &Run, ep: &Endpoint) -> Outcome {
+    let m = memory(ep, ALL_ACCESS)?;
+    for code in [25u8, 28] {
+        let single = Single::new(ep, &Tuning { min_rnr_timer: code, ..Tuning::default() }, 8, 1, 0)?;
+        let timer = Duration::from_micros(RNR_MICROS[code as usize]);
+        let what = format!("timer code {code} ({} ms)", timer.as_millis());
+        ep.barrier("connected").map_err(s)?;
+        if ep.leads {
+            // The first exchange takes the set-up of the connection out of the measurement.
+            single.run(ep, &what, request(verbs::IBV_WR_RDMA_WRITE, 1, &m.local, 8, m.remote.addr, m.remote.rkey))?;
+            ep.barrier("go").map_err(s)?;
+            let begin = Instant::now();
+            single.qp.post_send(&[request(verbs::IBV_WR_SEND, 2, &m.local, 100, 0, 0)]).map_err(s)?;
+            // The refusal needs a moment to come into being before the receive is posted.
+            let early = single.qp.send_cq.poll_one(timer / 5).map_err(s)?;
+            check!(early.is_none(), "{what}: a Send without a receive completed");
+            ep.barrier("refused").map_err(s)?;
+            expect(ep, &single, &what, 2, &[verbs::IBV_WC_SUCCESS])?;
+            let took = begin.elapsed();
+            check!(took >= timer.mul_f64(0.95), "{what}: the request came again after {took:?} already");
+            check!(took < timer * 6 + Duration::from_secs(1), "{what}: the request took {took:?}");
+        } else {
+            ep.barrier("go").map_err(s)?;
+            ep.barrier("refused").map_err(s)?;
+            single.qp.post_recv(3, &[m.target.sge(0, 200)]).map_err(s)?;
+            expect(ep, &single, &what, 3, &[verbs::IBV_WC_SUCCESS])?;
+        }
+        ep.barrier("step").map_err(s)?;
+    }
+    Ok(())
+}
+
+/// With few RNR retries and no receive the request fails, not before the timers are over.
+pub fn rnr_exhausted(_run: &Run, ep: &Endpoint) -> Outcome {
+    let m = memory(ep, ALL_ACCESS)?;
+    let timer = Duration::from_micros(RNR_MICROS[24]);
+    for retries in [0u8, 3] {
+        let single = Single::new(ep, &Tuning { min_rnr_timer: 24, rnr_retry: retries, ..Tuning::default() }, 8, 1, 0)?;
+        let what = format!("{retries} RNR retries");
+        if ep.leads {
+            let begin = Instant::now();
+            let send = |id| request(verbs::IBV_WR_SEND, id, &m.local, 100, 0, 0);
+            single.qp.post_send(&[send(1), send(2)]).map_err(s)?;
+            expect(ep, &single, &what, 1, &[verbs::IBV_WC_RNR_RETRY_EXC_ERR])?;
+            let took = begin.elapsed();
+            expect(ep, &single, &what, 2, &[verbs::IBV_WC_WR_FLUSH_ERR])?;
+            check!(took >= (timer * u32::from(retries)).mul_f64(0.9), "{what}: failed after {took:?} already");
+            check!(took < timer * 40, "{what}: failed after {took:?} only");
+        }
+        ep.barrier("step").map_err(s)?;
+    }
+    Ok(())
+}
+
+/// With rnr_retry 7 the request waits as long as it takes.
+pub fn rnr_forever(_run: &Run, ep: &Endpoint) -> Outcome {
+    let m = memory(ep, ALL_ACCESS)?;
+    let single = Single::new(ep, &Tuning { min_rnr_timer: 16, retry_cnt: 1, ..Tuning::default() }, 16, 1, 0)?;
+    if ep.leads {
+        // Sends, then Writes behind them: nothing overtakes, nothing is lost.
+        m.local.memory.fill(0, 6000, 5);
+        let list: Vec<SendWr> = (0..4)
+            .flat_map(|i| {
+                [
+                    request(verbs::IBV_WR_SEND, i * 2, &m.local, 1000, 0, 0),
+                    request(verbs::IBV_WR_RDMA_WRITE, i * 2 + 1, &m.local, 6000, m.remote.addr, m.remote.rkey),
+                ]
+            })
+            .collect();
+        single.qp.post_send(&list).map_err(s)?;
+        // Many timers long: 2.56 ms each, and more than retry_cnt times the ACK timeout.
+        let early = single.qp.send_cq.poll_one(Duration::from_millis(700)).map_err(s)?;
+        check!(early.is_none(), "a Send without a receive completed: {}", early.map_or(String::new(), |wc| verbs::status_name(wc.status)));
+        ep.barrier("waited").map_err(s)?;
+        for i in 0..8 {
+            expect(ep, &single, "after the receives", i, &[verbs::IBV_WC_SUCCESS])?;
+        }
+        ep.barrier("done").map_err(s)?;
+    } else {
+        ep.barrier("waited").map_err(s)?;
+        for i in 0..4 {
+            single.qp.post_recv(i, &[m.local.sge(i as usize * 1000, 1000)]).map_err(s)?;
+            expect(ep, &single, "receive", i, &[verbs::IBV_WC_SUCCESS])?;
+            m.local.memory.verify(i as usize * 1000, 1000, 5).map_err(|e| format!("receive {i}: {e}"))?;
+        }
+        ep.barrier("done").map_err(s)?;
+        m.target.memory.verify(0, 6000, 5).map_err(|e| format!("Write: {e}"))?;
+    }
+    Ok(())
+}
+
+/// The sizes of the bug reports, with Write, READ and Send; one byte above max_msg_sz.
+pub fn sizes(_run: &Run, ep: &Endpoint) -> Outcome {
+    let single = Single::new(ep, &Tuning::default(), 8, 1, 0)?;
+    let local = ep.memory(1 << 18, ALL_ACCESS).map_err(s)?;
+    let target = ep.memory(1 << 18, ALL_ACCESS).map_err(s)?;
+    let remote = ep.exchange_memory(&[&target]).map_err(s)?[0];
+    let mtu = 128usize << ep.port.active_mtu;
+    let mut sizes = vec![0, 1, 1023, 1024, 1025, 4095, 4096, 4097, 65535, 65536, 65537];
+    for packets in [1, 2, 3, 16, 33] {
+        // Around the MTU, and around what a 1500-byte or 4200-byte link leaves of it.
+        for payload in [mtu, 1344, 1408, 4032, 4096] {
+            sizes.extend([packets * payload - 1, packets * payload, packets * payload + 1]);
+        }
+    }
+    let common = ep.oob().exchange(&[mtu as u64]).map_err(s)?;
+    check!(common.first() == Some(&(mtu as u64)), "the ends have different MTUs: {mtu} and {common:?}");
+    for (n, len) in sizes.into_iter().filter(|l| *l <= 1 << 18).enumerate() {
+        let seed = n as u64 + 1000;
+        for opcode in [verbs::IBV_WR_RDMA_WRITE, verbs::IBV_WR_SEND, verbs::IBV_WR_RDMA_READ] {
+            let what = format!("opcode {opcode}, {len} bytes");
+            if ep.leads {
+                local.memory.fill(0, len, seed);
+                ep.barrier("ready").map_err(s)?;
+                if opcode == verbs::IBV_WR_RDMA_READ {
+                    local.memory.set(0, len, 0);
+                }
+                single.run(ep, &what, request(opcode, 1, &local, len, remote.addr, remote.rkey))?;
+                local.memory.verify(0, len, seed).map_err(|e| format!("{what}: {e}"))?;
+                ep.barrier("moved").map_err(s)?;
+            } else {
+                if opcode == verbs::IBV_WR_SEND {
+                    target.memory.set(0, len, 0);
+                    let sges = if len == 0 { vec![] } else { vec![target.sge(0, len)] };
+                    single.qp.post_recv(2, &sges).map_err(s)?;
+                }
+                ep.barrier("ready").map_err(s)?;
+                if opcode == verbs::IBV_WR_SEND {
+                    let wc = single.success(ep, &what)?;
+                    check!(wc.byte_len as usize == len, "{what}: byte_len {}", wc.byte_len);
+                }
+                ep.barrier("moved").map_err(s)?;
+                target.memory.verify(0, len, seed).map_err(|e| format!("{what}: {e}"))?;
+            }
+        }
+    }
+    if ep.leads && ep.port.max_msg_sz < u32::MAX {
+        let sge = Sge::raw(local.addr(0), ep.port.max_msg_sz + 1, local.lkey);
+        let wr = SendWr { sges: vec![sge], ..request(verbs::IBV_WR_RDMA_WRITE, 1, &local, 8, remote.addr, remote.rkey) };
+        match single.qp.post_send(&[wr]) {
+            Ok(()) => fail!("max_msg_sz + 1 was taken"),
+            Err(e) => check!(e.error.raw_os_error() == Some(errno::EINVAL), "max_msg_sz + 1: {}", e.error),
+        }
+    }
+    Ok(())
+}
+
+/// Writes with immediate data, signaled and not, with several SGEs, inline and empty.
+pub fn write_with_immediate(_run: &Run, ep: &Endpoint) -> Outcome {
+    let m = memory(ep, ALL_ACCESS)?;
+    let wish = if ep.pd.create_qp(&QpInit::rc(&ep.cq(16).map_err(s)?, &ep.cq(16).map_err(s)?, 16, 3, 236)).is_ok() { 236 } else { 0 };
+    let single = Single::new(ep, &Tuning::default(), 16, 3, wish)?;
+    let inline = single.qp.cap.max_inline_data as usize;
+    let common = ep.oob().exchange(&[inline as u64]).map_err(s)?[0] as usize;
+    let inline = inline.min(common).min(236);
+    // (bytes, signaled, inline)
+    let steps = [(0, true, false), (1, false, false), (5000, true, false), (5000, false, false), (inline, true, true), (inline, false, true), (64, true, false)];
+    if !ep.leads {
+        for i in 0..steps.len() as u64 {
+            single.qp.post_recv(i, &[]).map_err(s)?;
+        }
+    }
+    ep.barrier("ready").map_err(s)?;
+    for (i, (len, signaled, inline)) in steps.into_iter().enumerate() {
+        let what = format!("step {i}: {len} bytes, signaled {signaled}, inline {inline}");
+        let seed = 70 + i as u64;
+        if ep.leads {
+            m.local.memory.fill(0, len, seed);
+            let third = len / 3;
+            let sges = match len {
+                0 => vec![],
+                1 => vec![m.local.sge(0, 1)],
+                _ => vec![m.local.sge(0, third), m.local.sge(third, third), m.local.sge(2 * third, len - 2 * third)],
+            };
+            let flags = if signaled { verbs::IBV_SEND_SIGNALED } else { 0 } | if inline { verbs::IBV_SEND_INLINE } else { 0 };
+            let wr = SendWr { wr_id: i as u64, sges, flags, imm: 0xabcd_0000 + i as u32, ..request(verbs::IBV_WR_RDMA_WRITE_WITH_IMM, 0, &m.local, 0, m.remote.addr + 100, m.remote.rkey) };
+            single.qp.post_send(&[wr]).map_err(|e| format!("{what}: {e}"))?;
+            if signaled {
+                // The unsignaled ones before it are silent.
+                expect(ep, &single, &what, i as u64, &[verbs::IBV_WC_SUCCESS])?;
+            }
+        } else {
+            let wc = expect(ep, &single, &what, i as u64, &[verbs::IBV_WC_SUCCESS])?;
+            check!(wc.opcode == verbs::IBV_WC_RECV_RDMA_WITH_IMM, "{what}: opcode {}", wc.opcode);
+            check!(verbs::wc_imm(&wc) == 0xabcd_0000 + i as u32, "{what}: immediate {:#x}", verbs::wc_imm(&wc));
+            check!(wc.byte_len as usize == len, "{what}: byte_len {}", wc.byte_len);
+            m.target.memory.verify(100, len, seed).map_err(|e| format!("{what}: {e}"))?;
+        }
+        ep.barrier("step").map_err(s)?;
+    }
+    no_more(&single, "after all steps")?;
+    Ok(())
+}
+
+/// A CQ that overflows says so, and its QP does not go on as if nothing had been lost.
+pub fn cq_overflow(_run: &Run, ep: &Endpoint) -> Outcome {
+    let m = memory(ep, ALL_ACCESS)?;
+    let cq = ep.cq(2).map_err(s)?;
+    let entries = cq.entries();
+    let depth = entries + 40;
+    let qp = ep.qp(&QpInit::rc(&cq, &cq, depth, 1, 0)).map_err(s)?;
+    ep.connect(&[qp.clone()], &Tuning::default()).map_err(s)?;
+    if !ep.leads {
+        return Ok(());
+    }
+    for i in 0..u64::from(depth) {
+        if qp.post_send(&[request(verbs::IBV_WR_RDMA_WRITE, i, &m.local, 8, m.remote.addr, m.remote.rkey)]).is_err() {
+            // The overflow came while posting.
+            break;
+        }
+    }
+    let end = Instant::now() + ep.wait;
+    let mut seen = Vec::new();
+    loop {
+        match ep.context.next_event(end.saturating_duration_since(Instant::now())).map_err(s)? {
+            Some((kind, _)) if kind == verbs::IBV_EVENT_CQ_ERR => break,
+            Some((kind, _)) => seen.push(verbs::event_name(kind)),
+            None => fail!("a CQ of {entries} entries took {depth} completions without an event; seen: {seen:?}"),
+        }
+    }
+    // Whatever is still in the CQ is in order.
+    let mut wcs = vec![Wc::default(); depth as usize];
+    if let Ok(n) = cq.poll(&mut wcs) {
+        for (i, wc) in wcs[..n].iter().enumerate() {
+            check!(wc.wr_id == i as u64, "entry {i} of the overflown CQ has wr_id {}", wc.wr_id);
+        }
+    }
+    Ok(())
+}
+
+/// A peer that does not answer: RETRY_EXC_ERR, not before the retries are over, then flushes.
+pub fn retries_exhausted(_run: &Run, ep: &Endpoint) -> Outcome {
+    let m = memory(ep, ALL_ACCESS)?;
+    // 4.096 us << 13 is 33.6 ms.
+    let single = Single::new(ep, &Tuning { timeout: 13, retry_cnt: 2, ..Tuning::default() }, 8, 1, 0)?;
+    if !ep.leads {
+        drop(single);
+        ep.barrier("destroyed").map_err(s)?;
+        ep.barrier("failed").map_err(s)?;
+        return Ok(());
+    }
+    ep.barrier("destroyed").map_err(s)?;
+    let begin = Instant::now();
+    let write = |id| request(verbs::IBV_WR_RDMA_WRITE, id, &m.local, 100, m.remote.addr, m.remote.rkey);
+    single.qp.post_send(&[write(1), write(2)]).map_err(s)?;
+    expect(ep, &single, "Write to a QP that is gone", 1, &[verbs::IBV_WC_RETRY_EXC_ERR])?;
+    expect(ep, &single, "the Write behind it", 2, &[verbs::IBV_WC_WR_FLUSH_ERR])?;
+    let took = begin.elapsed();
+    check!(took > Duration::from_millis(60), "the retries were over after {took:?}");
+    check!(took < Duration::from_secs(6), "the retries took {took:?}");
+    expect_state(&single, verbs::IBV_QPS_ERR, "after the last retry")?;
+    ep.barrier("failed").map_err(s)?;
+    Ok(())
+}
