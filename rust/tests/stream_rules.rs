@@ -335,6 +335,19 @@ fn rule_11_flushes_wait_for_copies() {
     assert_eq!(error(&p.events(1)), Some(None));
     assert_eq!(p.cumulative(1), 100);
 
+    // All of them.
+    let mut p = Pair::new();
+    p.hosts[1].receives.push_back(1000);
+    p.post(send(3 * MTU));
+    let x = p.packets(0);
+    let places: Vec<_> = x.iter().map(|y| p.place(1, y)).collect();
+    p.placed(1, &places[1]);
+    p.streams[1].set_state(p.now, State::Err);
+    p.placed(1, &places[0]);
+    assert_eq!(p.events(1), []);
+    p.placed(1, &places[2]);
+    assert_eq!(error(&p.events(1)), Some(None));
+
     // The same for the answer to a READ.
     let mut p = Pair::new();
     p.post(read(0, 10));
@@ -600,6 +613,78 @@ fn rule_15_a_relaxed_target_may_be_copied_at_once() {
     p.arrive(1, &x[0]);
     assert_eq!(p.events(1), []);
     assert_eq!(p.cumulative(1), 102);
+}
+
+#[test]
+fn rule_15_held_packets_of_a_dead_peer_are_given_up() {
+    let mut p = Pair::new();
+    for i in 0..4 {
+        p.post(write(0x1000 * i, 10));
+    }
+    let x = p.packets(0);
+    // 1 and 2 are held; 2 is copied by a driver in a hurry.
+    p.hold(1, &x[1]);
+    let second = p.hold(1, &x[2]);
+    p.hold(1, &x[3]);
+    // Somebody says that the peer is in ERR.
+    let mut block = p.streams[0].block(Direction::Response);
+    block.status = BlockStatus::NotReady { round: 0 };
+    p.streams[1].on_block(p.now, &block);
+    assert_eq!(p.events(1).len(), 3);
+    p.placed(1, &second);
+    // It is not, and gets what was given up by a rewind.
+    p.arrive(1, &x[0]);
+    assert_eq!(p.status(1), BlockStatus::NoRoom { round: 0 });
+    p.acknowledge(1);
+    let again = p.packets(0);
+    assert_eq!(again.len(), 3);
+    p.arrive(1, &again[0]);
+    assert_eq!(p.deliver(1, &again[1]), Err(Drop::StreamDuplicate));
+    p.arrive(1, &again[2]);
+    assert_eq!(p.cumulative(1), 104);
+    p.acknowledge(1);
+    assert_eq!(p.completions(0, 0), [OK; 4]);
+}
+
+#[test]
+fn rule_15_given_up_in_any_state() {
+    // As above, with the packet that is given up at the edge of what was received.
+    for copied in [false, true] {
+        let mut p = Pair::new();
+        p.post(write(0, 2 * MTU));
+        p.post(write(0x1000, 2 * MTU));
+        let x = p.packets(0);
+        let body = p.place(1, &x[0]);
+        let last = p.hold(1, &x[1]);
+        let next = p.place(1, &x[2]);
+        let mut block = p.streams[0].block(Direction::Response);
+        block.status = BlockStatus::NotReady { round: 0 };
+        p.streams[1].on_block(p.now, &block);
+        if copied {
+            p.placed(1, &last);
+        }
+        p.placed(1, &next);
+        p.placed(1, &body);
+        assert_eq!(p.cumulative(1), if copied { 103 } else { 101 });
+        p.acknowledge(1);
+        for y in p.packets(0) {
+            match p.deliver(1, &y) {
+                Ok(Receive::Place(place)) => p.placed(1, &place),
+                Ok(Receive::Hold(place)) => {
+                    assert!(released(&p.events(1)).contains(&place));
+                    p.placed(1, &place);
+                }
+                Err(Drop::StreamDuplicate) => {}
+                other => panic!("{other:?}"),
+            }
+        }
+        if p.cumulative(1) == 103 {
+            p.arrive(1, &x[3]);
+        }
+        assert_eq!(p.cumulative(1), 104);
+        p.acknowledge(1);
+        assert_eq!(p.completions(0, 0), [OK, OK]);
+    }
 }
 
 #[test]

@@ -216,20 +216,26 @@ impl Held {
 
     /// Nothing of message `msn` and those after it is to be copied any more.
     pub(super) fn discard_from(&mut self, msn: u32) {
-        self.discard_where(|r| !before(r.msn, msn));
+        self.discard_where(|r| !before(r.msn, msn), |_| {});
     }
 
     /// Nothing is to be copied any more.
     pub(super) fn discard_all(&mut self) {
-        self.discard_where(|_| true);
+        self.discard_each(|_| {});
     }
 
-    fn discard_where(&mut self, which: impl Fn(&Record) -> bool) {
+    /// The same, and says what it was.
+    pub(super) fn discard_each(&mut self, each: impl FnMut(&Record)) {
+        self.discard_where(|_| true, each);
+    }
+
+    fn discard_where(&mut self, which: impl Fn(&Record) -> bool, mut each: impl FnMut(&Record)) {
         for slot in 0..RECORDS as u16 {
             let Some(r) = self.records.get(usize::from(slot)) else {
                 return;
             };
             if matches!(r.place, Place::Waiting | Place::Ready) && which(&r.record) {
+                each(&r.record);
                 self.unlink(slot);
                 self.append(slot, Place::Discard);
             }

@@ -106,10 +106,24 @@ impl Inbound {
         }
     }
 
+    /// Gives up a packet that is received and not in place, as if it had not arrived.
+    pub(super) fn unreceive(&mut self, sseq: u32) {
+        if !before(sseq, self.next) {
+            self.received.take(sseq);
+            return;
+        }
+        let mut above = sseq.wrapping_add(1);
+        while above != self.next {
+            self.received.set(above);
+            above = above.wrapping_add(1);
+        }
+        self.next = sseq;
+    }
+
     /// Notes that a received packet is in place when it is the lowest that was not, and
     /// none above is.
     pub(super) fn place_in_order(&mut self, sseq: u32) -> bool {
-        if sseq != self.done || self.placed_high != self.done {
+        if sseq != self.done || self.placed_high != self.done || sseq == self.next {
             return false;
         }
         self.done = sseq.wrapping_add(1);
@@ -124,6 +138,10 @@ impl Inbound {
             || (before(sseq, self.placed_high) && self.placed.get(sseq))
         {
             return false;
+        }
+        if !before(sseq, self.next) && !self.received.get(sseq) {
+            // It was given up while it was copied.
+            self.receive(sseq);
         }
         self.placed.set(sseq);
         if last {

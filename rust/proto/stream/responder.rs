@@ -966,6 +966,7 @@ impl Responder {
         }
         match b.status {
             BlockStatus::NotReady { round } => {
+                self.shed(c);
                 if self.out.is_not_ready(round) {
                     self.out.rewind_not_ready(now, NOT_READY_MAX);
                     self.put_cursor_at_acceptance();
@@ -981,6 +982,29 @@ impl Responder {
             BlockStatus::Rnr { .. } | BlockStatus::Fatal { .. } => {}
         }
         self.settle(c);
+    }
+
+    /// The peer's QP sends no more, by its own word: what is held here would wait for ever
+    /// and keep the driver's memory from others. It is given up as if it had been refused,
+    /// which a peer that lives after all understands.
+    fn shed(&mut self, c: &mut Common) {
+        let mut lowest: Option<u32> = None;
+        let inb = &mut self.inb;
+        self.held.discard_each(|r| {
+            inb.unreceive(r.sseq);
+            if lowest.is_none_or(|sseq| before(r.sseq, sseq)) {
+                lowest = Some(r.sseq);
+            }
+        });
+        let Some(sseq) = lowest else { return };
+        if self.refusal.is_none_or(|r| before(sseq, r.sseq)) {
+            self.refusal = Some(Refusal {
+                sseq,
+                round: self.round,
+                why: Why::NoRoom,
+            });
+        }
+        c.dirty[Direction::Request as usize] = true;
     }
 
     /// Sends again whatever is not accepted.
