@@ -10,7 +10,7 @@ pub const MAX_INLINE: usize = 512;
 
 /// Pieces of pages in one packet's payload at the most: each SGE of the longest list may
 /// begin and end within a page, and a jumbo frame covers a few more.
-pub const MAX_PIECES: usize = 72;
+pub(super) const MAX_PIECES: usize = 72;
 
 /// A piece of a page, with a reference to the page.
 pub struct PageRef {

@@ -38,6 +38,8 @@ pub mod access {
     pub const REMOTE_READ: u32 = 1 << 2;
     /// Peers may do atomics.
     pub const REMOTE_ATOMIC: u32 = 1 << 3;
+    /// Peers may do anything.
+    pub const REMOTE: u32 = REMOTE_WRITE | REMOTE_READ | REMOTE_ATOMIC;
     /// Windows may be bound to it.
     pub const MW_BIND: u32 = 1 << 4;
     /// Addresses count from the region's start.

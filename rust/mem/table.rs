@@ -12,7 +12,7 @@ use crate::bindings;
 use ::core::{
     marker::PhantomPinned,
     ptr::{self, NonNull},
-    sync::atomic::{fence, AtomicU32, AtomicUsize, Ordering},
+    sync::atomic::{fence, AtomicBool, AtomicU32, AtomicUsize, Ordering},
 };
 use ::kernel::{
     error::to_result,
@@ -54,6 +54,8 @@ pub struct Region {
     iova: u64,
     access: u32,
     pinned: Arc<Pinned>,
+    /// Peers may no longer use the key.
+    invalid: AtomicBool,
     /// Users times [`USER`], plus [`DEAD`].
     state: AtomicUsize,
     #[pin]
@@ -116,6 +118,7 @@ impl Table {
                 iova: init.iova,
                 access: init.access,
                 pinned: init.pinned,
+                invalid: AtomicBool::new(false),
                 state: AtomicUsize::new(0),
                 unused <- Completion::new(),
             }),
@@ -287,12 +290,27 @@ impl Region {
         if pd != self.pd || self.access & need != need {
             return Err(Refused);
         }
+        if need & access::REMOTE != 0 && self.invalid.load(Ordering::Acquire) {
+            return Err(Refused);
+        }
         let offset = va.checked_sub(self.iova).ok_or(Refused)?;
         let room = self.pinned.len().checked_sub(offset).ok_or(Refused)?;
         if len <= room {
             Ok(())
         } else {
             Err(Refused)
+        }
+    }
+
+    /// Takes the key away from peers until the region is registered again; the owner keeps
+    /// it. Refused for regions of another PD, or that no peer may use anyway.
+    pub fn invalidate(&self, pd: u64) -> Result<(), Refused> {
+        if pd != self.pd || self.access & access::REMOTE == 0 {
+            return Err(Refused);
+        }
+        match self.invalid.swap(true, Ordering::AcqRel) {
+            false => Ok(()),
+            true => Err(Refused),
         }
     }
 

@@ -117,7 +117,10 @@ pub struct QpInner {
     rq: SpinLock<RecvQueue>,
     #[pin]
     reads: SpinLock<KVec<ReadSource>>,
-    /// Attributes and connection; held over a whole verb.
+    /// Its place in a connection. Changed by verbs only.
+    #[pin]
+    attachment: SpinLock<Option<Attachment>>,
+    /// Attributes; held over a whole verb.
     #[pin]
     verbs: Mutex<Verbs>,
     #[pin]
@@ -127,7 +130,6 @@ pub struct QpInner {
 /// What only verbs touch.
 struct Verbs {
     attr: QpAttr,
-    attachment: Option<Attachment>,
 }
 
 /// What a peer's READ asked for.
@@ -220,9 +222,9 @@ impl Qp {
                 sq <- new_spinlock!(sq),
                 rq <- new_spinlock!(rq),
                 reads <- new_spinlock!(reads),
+                attachment <- new_spinlock!(None),
                 verbs <- new_mutex!(Verbs {
                     attr: QpAttr::default(),
-                    attachment: None,
                 }),
                 work <- bh::Item::new(),
             }),
@@ -271,7 +273,7 @@ impl Qp {
             QpState::Reset => qp.reset(&mut verbs),
             QpState::Err => {
                 verbs.attr = new;
-                qp.fail(&mut verbs);
+                qp.fail();
             }
             QpState::Rtr if from == QpState::Init => qp.connect(&mut verbs, new)?,
             _ => qp.go(&mut verbs, new, from, to)?,
@@ -293,12 +295,13 @@ impl Qp {
     /// Starts what is in the send ring. `EINVAL` in a state in which nothing may be sent.
     pub fn doorbell(&self) -> Result {
         let qp = &self.inner;
-        let verbs = qp.verbs.lock();
-        match (qp.state(), &verbs.attachment) {
+        // Against a verb that takes the QP out of its connection.
+        let _verbs = qp.verbs.lock();
+        match (qp.state(), qp.attachment()) {
             (QpState::Rts, Some(attachment)) => attachment.doorbell(qp),
             (QpState::Sqd, _) => {}
             (QpState::Err, attachment) => {
-                if let Some(attachment) = attachment {
+                if let Some(attachment) = &attachment {
                     attachment.doorbell(qp);
                 }
                 qp.flush_rest(attachment.is_none());
@@ -483,7 +486,8 @@ impl QpInner {
             Ok(attachment) => {
                 verbs.attr = attr;
                 attachment.set_state(stream::State::Rtr);
-                verbs.attachment = Some(attachment);
+                let _bh = bh::disable();
+                *self.attachment.lock() = Some(attachment);
                 Ok(())
             }
             Err((e, _stream)) => {
@@ -508,7 +512,7 @@ impl QpInner {
             .map_err(|_| EINVAL)?;
         self.access.store(attr.access, Ordering::Relaxed);
         verbs.attr = attr;
-        let Some(attachment) = &verbs.attachment else {
+        let Some(attachment) = self.attachment() else {
             return Ok(());
         };
         attachment.set_attr(&self.stream_attr(&attr));
@@ -526,20 +530,25 @@ impl QpInner {
     }
 
     /// To ERR, by the program's wish.
-    fn fail(self: &Arc<Self>, verbs: &mut Verbs) {
+    fn fail(self: &Arc<Self>) {
         self.state.store(QpState::Err as u32, Ordering::Release);
-        if let Some(attachment) = &verbs.attachment {
+        let attachment = self.attachment();
+        if let Some(attachment) = &attachment {
             attachment.set_state(stream::State::Err);
             // What is in the ring and not yet fetched.
             attachment.doorbell(self);
         }
-        self.flush_rest(verbs.attachment.is_none());
+        self.flush_rest(attachment.is_none());
     }
 
     /// To RESET: out of the connection, nothing posted, nothing pending.
     fn reset(self: &Arc<Self>, verbs: &mut Verbs) {
         self.state.store(QpState::Reset as u32, Ordering::Release);
-        if let Some(attachment) = verbs.attachment.take() {
+        let attachment = {
+            let _bh = bh::disable();
+            self.attachment.lock().take()
+        };
+        if let Some(attachment) = attachment {
             drop(attachment.disconnect(self));
         }
         self.wait_for_copies();
@@ -582,6 +591,12 @@ impl QpInner {
 // What the driver calls, with the connection's lock held and softirqs off, unless said
 // otherwise.
 impl QpInner {
+    /// Its place in a connection.
+    fn attachment(&self) -> Option<Attachment> {
+        let _bh = bh::disable();
+        self.attachment.lock().clone()
+    }
+
     /// The state.
     pub fn state(&self) -> QpState {
         QpState::from_raw(self.state.load(Ordering::Acquire)).unwrap_or(QpState::Err)
@@ -610,6 +625,9 @@ impl QpInner {
     pub(super) fn tell(self: &Arc<Self>) {
         let events = self.pending.swap(0, Ordering::AcqRel);
         if events & event::FAIL != 0 {
+            if let Some(attachment) = self.attachment() {
+                attachment.fail(self);
+            }
             let mut notify = Notify::empty();
             {
                 let _bh = bh::disable();
@@ -772,16 +790,25 @@ impl QpInner {
             .map_err(|_| Fault::Access)
     }
 
-    /// Invalidates a key for the peer. Regions of user memory cannot be invalidated, and
-    /// nothing else has a key.
-    pub fn invalidate(&self, _rkey: u32) -> Result<(), Fault> {
-        Err(Fault::Access)
+    /// Takes a key away from peers (SEND_WITH_INV); the region stays its owner's.
+    pub fn invalidate(&self, rkey: u32) -> Result<(), Fault> {
+        self.device
+            .regions
+            .get(rkey)
+            .ok_or(Fault::Access)?
+            .invalidate(self.pd)
+            .map_err(|_| Fault::Access)
     }
 
-    /// Does a local WR. Only LOCAL_INV comes here, for which the same holds as for
-    /// [`Self::invalidate`].
-    pub fn local(&self, _wr: u32) -> Status {
-        Status::LocalQpOperation
+    /// Does local WR `wr`: a LOCAL_INV, which is the same from this side.
+    pub fn local(&self, wr: u32) -> Status {
+        let Some(key) = self.sq.lock().local_key(wr) else {
+            return Status::LocalQpOperation;
+        };
+        match self.invalidate(key) {
+            Ok(()) => Status::Success,
+            Err(_) => Status::LocalQpOperation,
+        }
     }
 
     /// Binds the next posted receive to message `rmsn`; its length in bytes.

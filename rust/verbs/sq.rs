@@ -56,6 +56,8 @@ struct SendEntry {
     count: u32,
     /// Inline bytes in the body.
     inline: u32,
+    /// Key of a LOCAL_INV.
+    key: u32,
     signaled: bool,
 }
 
@@ -105,11 +107,6 @@ impl SendQueue {
 
     fn slot(&self, wr: u32) -> usize {
         (wr & (self.entries - 1)) as usize
-    }
-
-    /// Whether WQEs wait in the ring.
-    pub(super) fn pending(&self) -> bool {
-        self.room() != 0
     }
 
     /// WQEs in the ring that can be fetched.
@@ -177,6 +174,7 @@ impl SendQueue {
             wr_id: wqe.wr_id,
             opcode: wqe.opcode,
             signaled: wr.signaled,
+            key: wqe.imm,
             ..SendEntry::default()
         };
         let mut total = 0u64;
@@ -289,6 +287,12 @@ impl SendQueue {
             out,
         )
         .ok()
+    }
+
+    /// The key that LOCAL_INV WR `wr` names.
+    pub(super) fn local_key(&self, wr: u32) -> Option<u32> {
+        let (entry, _) = self.outstanding(wr)?;
+        (entry.opcode == op::LOCAL_INV).then_some(entry.key)
     }
 
     /// The part of the WR's scatter list that `[offset, offset + len)` falls on.
