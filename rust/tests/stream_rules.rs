@@ -133,6 +133,37 @@ fn rule_1_an_older_block_changes_nothing() {
     };
     p.streams[0].on_block(p.now, &bogus);
     assert_eq!(p.completions(0, 2), []);
+
+    let mut p = Pair::with(|a| a.window = 8);
+    p.post(write(0, 20 * MTU));
+    assert_eq!(p.packets(0).len(), 8);
+    let bogus = StreamBlock {
+        cumulative: 120,
+        ..p.streams[1].block(Direction::Request)
+    };
+    p.streams[0].on_block(p.now, &bogus);
+    assert_eq!(p.completions(0, 0), []);
+    assert_eq!(p.packets(0).len(), 0);
+}
+
+#[test]
+fn rule_3_what_arrives_late_of_an_older_round_counts() {
+    let mut p = Pair::new();
+    p.post(send(10));
+    let x = p.packets(0);
+    assert_eq!(p.deliver(1, &x[0]), Err(Drop::Refused));
+    p.streams[0].released(p.now, x[0].packet);
+    p.acknowledge(1);
+    p.hosts[1].receives.push_back(10);
+    p.arrive(1, &x[0]);
+    p.acknowledge(1);
+    assert_eq!(p.completions(0, 0), [OK]);
+    assert_eq!(p.streams[0].quiet_since(Direction::Request), None);
+    p.now += 100_000;
+    p.streams[0].on_timeout(p.now);
+    assert_eq!(p.packets(0).len(), 0);
+    assert_eq!(p.streams[0].quiet_since(Direction::Request), None);
+    assert_eq!(p.streams[0].poll_timeout(), None);
 }
 
 #[test]
