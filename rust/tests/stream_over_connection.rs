@@ -383,3 +383,175 @@ fn flag_after_data() {
         }
     }
 }
+
+/// Accidents of some QPs do not touch the others of their connection.
+#[test]
+fn accidents_stay_with_their_qp() {
+    for seed in seeds(25) {
+        accidents(seed);
+    }
+}
+
+fn statuses(sim: &Sim, s: &Side) -> Vec<Status> {
+    let done = &sim.hosts[s.host].qps[s.qp].completions;
+    for (n, c) in done.iter().enumerate() {
+        assert_eq!(c.wr as usize, n, "completion order");
+    }
+    done.iter().map(|c| c.status).collect()
+}
+
+fn accidents(seed: u64) {
+    let mut rng = Rng(seed);
+    let mut sim = Sim::new(seed);
+    let (a, b) = (sim.add_host(), sim.add_host());
+    let mut link = random_link(&mut rng);
+    link.loss = link.loss.min(20_000);
+    sim.fabric.spines(a, b, 2, &link);
+    sim.copy_time = rng.pick(&[1, 100]) * US;
+    let setup = QpSetup {
+        timeout: 50 * MS,
+        retry_cnt: 3,
+        rnr_retry: 2,
+        min_rnr_timer_us: 500,
+        max_send_wr: 256,
+        ..QpSetup::default()
+    };
+    // 0 is sound, 1 has a bad key, 2 loses its peer, 3 has a short receive, 4 none at all,
+    // 5 is moved to ERR, 6 goes when the last acknowledgement may be on its way.
+    let mut sides = Vec::new();
+    for n in 0..7u32 {
+        let (qp, peer_qp) = sim.connect(a, b, &setup);
+        let rkey = 0x100 + n;
+        sim.hosts[b].register(rkey, BASE, AREA);
+        let (mut ops, mut memory) = random_ops(&mut rng, rkey, 100);
+        if n == 6 {
+            // An answer that is under way would be lost with its QP.
+            memory = vec![0; AREA];
+            for op in &mut ops {
+                op.wr.op = WrOp::Send;
+                op.wr.length = op.data.len() as u32;
+            }
+        }
+        let at = 30 + rng.below(40) as usize;
+        match n {
+            1 => {
+                ops[at].wr.op = WrOp::Write {
+                    va: BASE,
+                    rkey: 0xbad,
+                };
+                ops[at].wr.length = 5000;
+                ops[at].data = vec![1; 5000];
+            }
+            3 | 4 => {
+                ops[at].wr.op = WrOp::Send;
+                ops[at].wr.length = 3000;
+                ops[at].data = vec![1; 3000];
+            }
+            _ => {}
+        }
+        let mut receives: Vec<usize> = Vec::new();
+        for (i, op) in ops.iter().enumerate() {
+            if takes_receive(&op.wr.op) && !(n == 4 && i >= at) {
+                let length = op.wr.length as usize;
+                receives.push(if n == 3 && i == at {
+                    length - 1
+                } else {
+                    length
+                });
+            }
+        }
+        for r in &receives {
+            sim.hosts[b].post_receive(sim.now, peer_qp, *r);
+        }
+        for op in &ops {
+            sim.hosts[a]
+                .post(sim.now, qp, op.wr, op.data.clone())
+                .expect("posted");
+        }
+        sides.push(Side {
+            host: a,
+            qp,
+            peer_qp,
+            rkey,
+            ops,
+            posted: 100,
+            checked: at,
+            memory,
+            receives,
+        });
+    }
+    sim.pump(a);
+    sim.pump(b);
+    sim.run_for((1 + rng.below(3000)) * US);
+    sim.hosts[b].destroy(sim.now, sides[2].peer_qp);
+    sim.pump(b);
+    if let Some((_, id)) = sim.hosts[a].qps[sides[5].qp].place {
+        let now = sim.now;
+        sim.hosts[a].connection(sides[5].qp).set_state(
+            now,
+            id,
+            metaroce::proto::stream::State::Err,
+        );
+    }
+    sim.pump(a);
+    let end = sim.now + 60 * S;
+    let mut gone = false;
+    loop {
+        sim.run_for(20 * US);
+        let done = sides.iter().all(|s| statuses(&sim, s).len() == s.ops.len());
+        if done && gone {
+            break;
+        }
+        // The responder of 6 has everything: its program goes away at once.
+        let s = &sides[6];
+        if !gone && sim.hosts[b].qps[s.peer_qp].received.len() == s.ops.len() {
+            gone = true;
+            sim.hosts[b].destroy(sim.now, s.peer_qp);
+            sim.pump(b);
+        }
+        if sim.now > end {
+            for s in &sides {
+                println!("{}: {:?} of {}", s.qp, statuses(&sim, s), s.ops.len());
+            }
+            panic!("no end in sight");
+        }
+    }
+    for (n, s) in sides.iter().enumerate() {
+        let all = statuses(&sim, s);
+        let good = all.iter().take_while(|s| **s == Status::Success).count();
+        let first = all.get(good).copied();
+        assert!(all.iter().skip(good + 1).all(|s| *s == Status::Flushed));
+        let error = sim.hosts[b].qps[s.peer_qp].error;
+        println!("QP {n}: {good}, then {first:?}; responder {error:?}");
+        match n {
+            0 | 6 => {
+                assert_eq!(first, None);
+                assert!(sim.hosts[b].memory[&s.rkey].data == s.memory);
+            }
+            1 => {
+                assert_eq!((good, first), (s.checked, Some(Status::RemoteAccess)));
+                assert_eq!(error, Some(Some(Fault::Access)));
+            }
+            2 => assert!(matches!(first, None | Some(Status::RetryExceeded))),
+            3 => {
+                assert_eq!(
+                    (good, first),
+                    (s.checked, Some(Status::RemoteInvalidRequest))
+                );
+                assert_eq!(error, Some(Some(Fault::InvalidRequest)));
+            }
+            4 => assert_eq!((good, first), (s.checked, Some(Status::RnrRetryExceeded))),
+            _ => assert!(matches!(first, None | Some(Status::Flushed))),
+        }
+        for (c, op) in sim.hosts[a].qps[s.qp].completions[..good]
+            .iter()
+            .zip(&s.ops)
+        {
+            if let WrOp::FetchAdd { .. } | WrOp::CompareSwap { .. } = op.wr.op {
+                if n != 1 && n != 3 && n != 4 {
+                    assert_eq!(le(&sim.hosts[a].qps[s.qp].sends[&c.wr].1), op.original);
+                }
+            }
+        }
+    }
+}
