@@ -381,6 +381,7 @@ pub fn errno_name(errno: i32) -> String {
         (ffi::EINVAL, "EINVAL"),
         (ffi::ENOSYS, "ENOSYS"),
         (ffi::EOPNOTSUPP, "EOPNOTSUPP"),
+        (ffi::EPROTO, "EPROTO"),
         (ffi::EPROTONOSUPPORT, "EPROTONOSUPPORT"),
         (ffi::EBADF, "EBADF"),
         (ffi::EMSGSIZE, "EMSGSIZE"),
@@ -412,6 +413,8 @@ pub mod errno {
     pub const EOPNOTSUPP: i32 = ffi::EOPNOTSUPP as i32;
     /// No such entry.
     pub const ENODATA: i32 = ffi::ENODATA as i32;
+    /// The other side speaks another protocol version.
+    pub const EPROTO: i32 = ffi::EPROTO as i32;
     /// Not a descriptor.
     pub const EBADF: i32 = ffi::EBADF as i32;
     /// Try again.

@@ -249,6 +249,8 @@ pub fn post_in_error(_run: &Run, ep: &Endpoint) -> Outcome {
     let m = memory(ep, ALL_ACCESS)?;
     let single = Single::new(ep, &Tuning::default(), 16, 1, 0)?;
     if !ep.leads {
+        // Its QP has to be there until the other end is through.
+        ep.barrier("through").map_err(s)?;
         return Ok(());
     }
     // Some are outstanding at the change, some come after it.
@@ -275,6 +277,7 @@ pub fn post_in_error(_run: &Run, ep: &Endpoint) -> Outcome {
         }
     }
     no_more(&single, "after all flushes")?;
+    ep.barrier("through").map_err(s)?;
     Ok(())
 }
 
@@ -283,6 +286,8 @@ pub fn post_refused(_run: &Run, ep: &Endpoint) -> Outcome {
     let m = memory(ep, ALL_ACCESS)?;
     let single = Single::new(ep, &Tuning::default(), 4, 2, 0)?;
     if !ep.leads {
+        // Its QP has to be there until the other end is through.
+        ep.barrier("through").map_err(s)?;
         return Ok(());
     }
     let qp = &single.qp;
@@ -307,6 +312,7 @@ pub fn post_refused(_run: &Run, ep: &Endpoint) -> Outcome {
     if qp.post_send(&[atomic]).is_ok() {
         let wc = single.completion(ep, "atomic with a 4-byte buffer")?;
         check!(wc.status != verbs::IBV_WC_SUCCESS, "an atomic with a 4-byte buffer succeeded");
+        ep.barrier("through").map_err(s)?;
         return Ok(());
     }
     let room = qp.cap.max_recv_wr;
@@ -344,6 +350,7 @@ pub fn post_refused(_run: &Run, ep: &Endpoint) -> Outcome {
     // After all refusals the QP works.
     qp.post_send(&[good]).map_err(|e| format!("a good request after the refusals: {e}"))?;
     expect(ep, &single, "a good request after the refusals", 1, &[verbs::IBV_WC_SUCCESS])?;
+    ep.barrier("through").map_err(s)?;
     Ok(())
 }
 
@@ -557,6 +564,8 @@ pub fn cq_overflow(_run: &Run, ep: &Endpoint) -> Outcome {
     let qp = ep.qp(&QpInit::rc(&cq, &cq, depth, 1, 0)).map_err(s)?;
     ep.connect(&[qp.clone()], &Tuning::default()).map_err(s)?;
     if !ep.leads {
+        // Its QP has to be there until the other end is through.
+        ep.barrier("through").map_err(s)?;
         return Ok(());
     }
     for i in 0..u64::from(depth) {
@@ -581,6 +590,7 @@ pub fn cq_overflow(_run: &Run, ep: &Endpoint) -> Outcome {
             check!(wc.wr_id == i as u64, "entry {i} of the overflown CQ has wr_id {}", wc.wr_id);
         }
     }
+    ep.barrier("through").map_err(s)?;
     Ok(())
 }
 

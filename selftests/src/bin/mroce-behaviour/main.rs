@@ -156,6 +156,9 @@ fn main() {
     if args.flag("--child-orphan") {
         std::process::exit(life::child_orphan(args));
     }
+    if args.flag("--child-open") {
+        std::process::exit(setup::child_open(args));
+    }
     if args.flag("--child-memlock") {
         std::process::exit(setup::child_memlock(args));
     }

@@ -330,6 +330,8 @@ pub fn drain(_run: &Run, ep: &Endpoint) -> Outcome {
     let mr = ep.memory(1 << 20, ALL_ACCESS).map_err(s)?;
     let remote = ep.exchange_memory(&[&mr]).map_err(s)?[0];
     if !ep.leads {
+        // Its QP has to be there until the other end is through.
+        ep.barrier("through").map_err(s)?;
         return Ok(());
     }
     let qp = &single.qp;
@@ -366,6 +368,7 @@ pub fn drain(_run: &Run, ep: &Endpoint) -> Outcome {
         check!(wc.wr_id == next, "after RTS: wr_id {} instead of {next}", wc.wr_id);
         next += 1;
     }
+    ep.barrier("through").map_err(s)?;
     Ok(())
 }
 
