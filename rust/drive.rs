@@ -41,7 +41,7 @@ use crate::{
         timer::{self, Timer},
     },
     mem::Frags,
-    net::{self, Flow, Skb},
+    net::{self, Flow, Skb, XmitError},
     os,
     proto::{
         api::{
@@ -707,9 +707,12 @@ impl Conn {
             slot.bytes = u64::from(slot.tx.header_len) + slot.frags.len() as u64;
             (&slot.tx, &mut slot.frags)
         });
-        self.flow.xmit_all(packets, |places, _| {
-            for place in places {
-                unsent |= 1 << (place & 63);
+        self.flow.xmit_all(packets, |places, why| {
+            // What cannot go at all counts as lost, and is tried again ever more seldom.
+            if matches!(why, XmitError::Refused | XmitError::NoMemory) {
+                for place in places {
+                    unsent |= 1 << (place & 63);
+                }
             }
         });
         for (i, slot) in batch.slots.iter_mut().take(batch.used).enumerate() {

@@ -54,7 +54,7 @@ pub struct Crc32c {
 
 impl Crc32c {
     /// The CRC of nothing yet.
-    pub fn new() -> Self {
+    pub fn begin() -> Self {
         Self {
             state: !0,
             // SAFETY: Has no requirements.
@@ -76,14 +76,15 @@ impl Crc32c {
 
     /// Appends the bytes of a packet from `at` on; `false` when it ends before.
     pub fn update_skb(&mut self, skb: SkbReader<'_>, at: u32) -> bool {
-        let Some(len) = skb.len().checked_sub(at) else {
+        let Some(len) = skb.bytes().checked_sub(at) else {
             return false;
         };
         if self.by_kernel {
+            let state = self.state;
             // SAFETY: The range lies within the packet, which lives; lengths of packets fit
             // an `int`.
-            self.state =
-                unsafe { bindings::skb_crc32c(skb.as_ptr(), at as i32, len as i32, self.state) };
+            let state = unsafe { bindings::skb_crc32c(skb.as_ptr(), at as i32, len as i32, state) };
+            self.state = state;
             return true;
         }
         skb.for_each_piece(at, |piece| self.state = by_table(self.state, piece));

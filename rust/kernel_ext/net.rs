@@ -92,7 +92,7 @@ impl NetDev {
 
     /// Interface name.
     pub fn name(&self) -> Name {
-        Name(self.raw().name.map(|c| c as u8))
+        Name(self.raw().name)
     }
 
     /// Largest IP packet, in bytes.
@@ -128,9 +128,11 @@ impl NetDev {
     /// macvlan).
     pub fn carries(&self, upper: DevRef<'_>) -> bool {
         let upper = upper.dev.as_ptr();
+        if self.as_ptr() == upper {
+            return true;
+        }
         // SAFETY: `self` holds a reference, `upper` lives, and its RCU read lock is held.
-        self.as_ptr() == upper
-            || unsafe { bindings::netdev_has_upper_dev_all_rcu(self.as_ptr(), upper) }
+        unsafe { bindings::netdev_has_upper_dev_all_rcu(self.as_ptr(), upper) }
     }
 }
 

@@ -114,7 +114,7 @@ impl Skb {
         let (Some(head), Ok(rest)) = (self.linear().get(..hole), u32::try_from(hole)) else {
             return false;
         };
-        let mut crc = Crc32c::new();
+        let mut crc = Crc32c::begin();
         crc.update(head);
         crc.update(&[0; 4]);
         crc.update_skb(self.reader(), rest.saturating_add(4)) && crc.finish() == expected
@@ -240,7 +240,7 @@ impl SkbReader<'_> {
     }
 
     /// Bytes of the packet.
-    pub fn len(self) -> u32 {
+    pub(super) fn bytes(self) -> u32 {
         // SAFETY: The packet lives (lifetime of `self`).
         unsafe { self.skb.as_ref() }.len
     }
@@ -255,7 +255,7 @@ impl SkbReader<'_> {
         // there is none. Bytes of a piece may change while they are read, when the page is
         // a program's: the result is then of old and new ones.
         unsafe {
-            bindings::skb_prepare_seq_read(self.as_ptr(), at, self.len(), state);
+            bindings::skb_prepare_seq_read(self.as_ptr(), at, self.bytes(), state);
             loop {
                 let mut piece = ptr::null();
                 let n = bindings::skb_seq_read(done, &mut piece, state);
@@ -381,7 +381,7 @@ impl TxSkb {
     }
 
     /// Bytes so far.
-    pub fn len(&self) -> u32 {
+    fn bytes(&self) -> u32 {
         // SAFETY: `self` owns the packet.
         unsafe { self.skb.as_ref() }.len
     }
@@ -458,7 +458,7 @@ impl TxSkb {
     /// CRC32C of the whole packet, with the bytes at `hole..hole + 4` taken as 0, and puts
     /// it there in network order. The hole lies in the header.
     pub fn seal(&mut self, hole: usize) -> bool {
-        let mut crc = Crc32c::new();
+        let mut crc = Crc32c::begin();
         let reader = SkbReader {
             skb: self.skb,
             _skb: PhantomData,
@@ -483,7 +483,7 @@ impl TxSkb {
     /// Puts UDP and IP headers in front.
     pub fn add_headers(&mut self, sock: Sock<'_>, h: &Headers) {
         let skb = self.as_ptr();
-        self.first = self.len();
+        self.first = self.bytes();
         self.last = self.first;
         // SAFETY: The packet is owned, and was made with room for these headers.
         unsafe {
@@ -516,7 +516,7 @@ impl TxSkb {
             && next.count == 1
             && self.headers != 0
             && next.headers == self.headers
-            && self.len() + next.first <= TRAIN;
+            && self.bytes() + next.first <= TRAIN;
         if !fits {
             return Err(next);
         }

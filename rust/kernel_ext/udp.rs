@@ -137,10 +137,10 @@ fn create(net: NetId, port: u16, ipv6: bool) -> Result<NonNull<bindings::sock>> 
     // SAFETY: `cfg` and `socket` are valid during the call, and the namespace lives.
     to_result(unsafe {
         if ipv6 {
-            cfg.family = bindings::AF_INET6 as u8;
+            cfg.family = bindings::AF_INET6;
             bindings::udp_sock_create6(net.as_ptr(), &mut cfg, &mut socket)
         } else {
-            cfg.family = bindings::AF_INET as u8;
+            cfg.family = bindings::AF_INET;
             bindings::udp_sock_create4(net.as_ptr(), &mut cfg, &mut socket)
         }
     })?;

@@ -69,8 +69,8 @@ pub struct Flow {
     remote: [u8; 16],
     class: u8,
     hop_limit: u8,
-    /// Scatters flow hashes of different connections.
-    seed: u64,
+    /// Tells flow hashes of different pairs of hosts apart.
+    pair: u64,
     /// What packets carry beside those of the handshake, which carry both: `CRC`,
     /// `UDP_CHECKSUM`.
     integrity: AtomicU8,
@@ -128,7 +128,7 @@ impl Flow {
             remote,
             class: ECT0,
             hop_limit: HOP_LIMIT,
-            seed: super::random_u64(),
+            pair: pair_of(&local, &remote),
             integrity: AtomicU8::new(integrity),
             routes: None,
         }
@@ -262,10 +262,10 @@ impl Flow {
         }
     }
 
-    /// The same for all packets of a path, so that queues keep them in order.
+    /// The same for all packets of a path, so that queues keep them in order, and for the
+    /// same path in every run: routers in namespaces of this machine choose by it.
     fn hash(&self, source_port: u16) -> u32 {
-        let x = (self.seed ^ u64::from(source_port)).wrapping_mul(0x9e37_79b9_7f4a_7c15);
-        ((x ^ (x >> 29)).wrapping_mul(0xbf58_476d_1ce4_e5b9) >> 32) as u32
+        (mix(self.pair ^ u64::from(source_port)) >> 32) as u32
     }
 
     /// The path's route: the one it had, while its source port is the same and the route
@@ -414,6 +414,19 @@ impl<'a, F: FnMut(Range<usize>, XmitError)> Burst<'a, F> {
 
 /// Largest IP packet, in bytes.
 const MAX_DATAGRAM: usize = 65_535;
+
+/// Scatters the bits of `x`: a multiplicative hash, twice.
+fn mix(x: u64) -> u64 {
+    let x = x.wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    (x ^ (x >> 29)).wrapping_mul(0xbf58_476d_1ce4_e5b9)
+}
+
+fn pair_of(local: &[u8; 16], remote: &[u8; 16]) -> u64 {
+    let fold = |gid: &[u8; 16]| {
+        mix((u128::from_be_bytes(*gid) >> 64) as u64 ^ u128::from_be_bytes(*gid) as u64)
+    };
+    fold(local).wrapping_add(fold(remote).rotate_left(32))
+}
 
 fn is_link_local(gid: &[u8; 16]) -> bool {
     matches!(*gid, [0xfe, b, ..] if b & 0xc0 == 0x80)

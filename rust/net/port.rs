@@ -14,6 +14,7 @@ use crate::{
     },
     proto::{api::HEADER_MAX, wire},
 };
+use ::core::sync::atomic::{AtomicBool, Ordering};
 use ::kernel::{
     new_mutex,
     prelude::*,
@@ -101,6 +102,8 @@ pub(super) struct Link {
     space: Arc<Space>,
     client: Arc<dyn Client>,
     port: Arc<Port>,
+    /// The port is closed, or about to be: no packet goes to the client any more.
+    closed: AtomicBool,
 }
 
 impl Link {
@@ -179,6 +182,7 @@ impl Port {
                 space: space.clone(),
                 client,
                 port: self.clone(),
+                closed: AtomicBool::new(false),
             },
             GFP_KERNEL,
         )?;
@@ -203,14 +207,17 @@ impl Port {
 
     /// Takes the link away. The caller holds the list of namespaces.
     fn shut(&self) {
+        if let Some(link) = self.link(&rcu::read_lock()) {
+            link.closed.store(true, Ordering::Relaxed);
+        }
+        // Waits for the packets that are just being received or sent.
         let Some(link) = self.link.set(None) else {
             return;
         };
-        let members = &link.space.members;
-        // Without memory for a shorter list the old one is cleared in place by its entries'
-        // ports being closed: `receive` asks them.
-        let _ = members.change(|list| {
-            list.retain(|l| !::core::ptr::eq(&**l, &**link));
+        // Without memory for a shorter list the closed link stays in it, as long as there
+        // are others.
+        let _ = link.space.members.change(|list| {
+            list.retain(|l| !l.closed.load(Ordering::Relaxed));
             Ok(())
         });
     }
@@ -268,14 +275,18 @@ impl Observer for Shared {
                 .flat_map(|s| s.members.snapshot(told, dev))
                 .next();
             let Some(link) = next else { return };
+            let client = link.client.clone();
             if event == NetdevEvent::Unregister {
                 link.port.shut();
+                // The last reference to the link, and with it to the namespace's UDP port,
+                // goes while the list is held: whoever opens a port next finds it free.
+                drop(link);
                 self.sweep(&mut spaces);
             } else {
                 told += 1;
             }
             drop(spaces);
-            link.client.netdev(event);
+            client.netdev(event);
         }
     }
 }
@@ -284,7 +295,7 @@ impl Members {
     fn is_empty(&self) -> bool {
         self.list
             .get(&rcu::read_lock())
-            .is_none_or(|list| list.is_empty())
+            .is_none_or(|list| list.iter().all(|l| l.closed.load(Ordering::Relaxed)))
     }
 
     /// The link number `skip` of those on `dev`.
@@ -293,7 +304,7 @@ impl Members {
         self.list
             .get(&guard)?
             .iter()
-            .filter(|l| l.netdev.as_ptr() == dev.as_ptr())
+            .filter(|l| l.netdev.as_ptr() == dev.as_ptr() && !l.closed.load(Ordering::Relaxed))
             .nth(skip)
             .cloned()
     }
@@ -359,7 +370,9 @@ impl Encap for Members {
             return;
         }
         if let Some(link) = self.find(list, &skb, device, &guard) {
-            link.client.receive(skb);
+            if !link.closed.load(Ordering::Relaxed) {
+                link.client.receive(skb);
+            }
         }
     }
 }
