@@ -360,8 +360,8 @@ impl World {
             stream.set_attr(&StreamAttr {
                 local_qpn: 10 + i as u32,
                 remote_qpn: 11 - i as u32,
-                sq_psn: psn[i] & 0xff_ffff | u32::from(seed % 2 == 0) * 0xff00_0000,
-                rq_psn: psn[1 - i] & 0xff_ffff | u32::from(seed % 2 == 0) * 0xff00_0000,
+                sq_psn: (psn[i] & 0xff_ffff) | (u32::from(seed % 2 == 0) * 0xff00_0000),
+                rq_psn: (psn[1 - i] & 0xff_ffff) | (u32::from(seed % 2 == 0) * 0xff00_0000),
                 max_rd_atomic: limit,
                 max_dest_rd_atomic: 4,
                 timeout: 1_000_000_000,

@@ -669,13 +669,14 @@ impl Requester {
         let atomic = h.opcode == Opcode::AtomicResponse;
         let request = self.request(h.request).ok_or(Drop::StreamInvalid)?;
         let fits = match h.offset.checked_add(len) {
-            Some(end) => end <= h.total && (end == h.total) == h.last,
+            _ if atomic => len == 0 && h.offset == 0 && h.last,
+            Some(end) => end <= h.total && (end == h.total) == h.last && (len != 0 || h.total == 0),
             None => false,
         };
-        if request.atomic != atomic
+        if !fits
+            || request.atomic != atomic
             || h.total != request.total
             || request.last.is_some() && h.last
-            || !(atomic && len == 0 && h.last || !atomic && fits && (len != 0 || h.total == 0))
         {
             return Err(Drop::StreamInvalid);
         }
