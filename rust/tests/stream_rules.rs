@@ -285,6 +285,46 @@ fn rule_3_a_refused_packet_taken_later_does_not_hide_another() {
 }
 
 #[test]
+fn rule_3_packets_of_an_older_round_change_no_status() {
+    let mut p = Pair::new();
+    p.hosts[1].hides_count = true;
+    p.post(send(10));
+    p.post(send(10));
+    p.post(write(0, 2 * MTU));
+    let x = p.packets(0);
+    assert_eq!(p.deliver(1, &x[0]), Err(Drop::Refused));
+    p.acknowledge(1);
+    p.now += 100_000;
+    let again = p.packets(0);
+    p.hosts[1].receives.push_back(10);
+    p.arrive(1, &again[0]);
+    assert_eq!(p.status(1), BlockStatus::Ok);
+    assert_eq!(p.deliver(1, &again[1]), Err(Drop::Refused));
+    let rnr = p.status(1);
+    assert!(matches!(rnr, BlockStatus::Rnr { round: 1, .. }));
+    // Late, but good.
+    p.arrive(1, &x[2]);
+    assert_eq!(p.status(1), rnr);
+    assert_eq!(p.deliver(1, &x[1]), Err(Drop::Refused));
+    assert_eq!(p.status(1), rnr);
+}
+
+#[test]
+fn rule_3_not_ready_of_any_round_when_nothing_is_under_way() {
+    let mut p = Pair::new();
+    p.post(write(0, 10));
+    let x = p.packets(0)[0];
+    let mut h = x.header;
+    h.round = 77;
+    let block = StreamBlock::not_ready(&h);
+    p.streams[0].on_block(p.now, &block);
+    assert_eq!(p.streams[0].poll_timeout(), Some(p.now + 8_000_000));
+    p.streams[0].released(p.now, x.packet);
+    p.streams[0].on_block(p.now, &block);
+    assert_eq!(p.streams[0].poll_timeout(), Some(p.now + 1_000_000));
+}
+
+#[test]
 fn rule_9_window() {
     let mut p = Pair::with(|a| a.window = 8);
     p.post(write(0, 20 * MTU));
