@@ -30,6 +30,9 @@ const CAP_SLACK: u32 = 16 << 10;
 /// send one anyway, the sum of the windows limits the connection.
 pub(crate) const FLOOR: u32 = 256;
 
+/// Packets that a measurement of the rate takes at least.
+const RATE_PACKETS: u32 = 8;
+
 /// Round trips after a signal in which all paths together grow as one.
 const CAUTION: u32 = 16;
 
@@ -47,6 +50,18 @@ pub(crate) struct Context {
     pub(crate) limited: bool,
     /// Within [`CAUTION`] round trips of a congestion signal of any path.
     pub(crate) cautious: bool,
+    /// The signal was a loss.
+    pub(crate) lossy: bool,
+    /// Room that the path's window has above its bandwidth-delay product.
+    pub(crate) slack: u32,
+}
+
+/// The room for a path of `paths` over which `rate` bytes per second are delivered: what
+/// passes in a millisecond, from one packet to four (or [`CAP_SLACK`]).
+pub(crate) fn slack(rate: u64, paths: u32, mtu: u32) -> u32 {
+    let most = mtu.saturating_mul(4).max(CAP_SLACK);
+    let part = rate / 1000 / u64::from(paths.max(1));
+    (part.min(u64::from(most)) as u32).max(mtu)
 }
 
 /// Congestion state of a path.
@@ -64,6 +79,10 @@ pub(crate) struct Window {
     round: Round,
     /// Delivered bytes per 2^20 ns, smoothed towards its peaks.
     rate: u64,
+    /// The measurement that is going on.
+    rate_since: Time,
+    rate_bytes: u64,
+    rate_packets: u32,
     /// Rounds in which losses are counted.
     loss_rounds: u8,
     lost: u32,
@@ -73,7 +92,6 @@ pub(crate) struct Window {
 #[derive(Clone, Copy, Debug, Default)]
 struct Round {
     since: Time,
-    bytes: u32,
     packets: u32,
     marked: u32,
     limited: bool,
@@ -89,6 +107,9 @@ impl Window {
             before_cut: 0,
             round: Round::default(),
             rate: 0,
+            rate_since: 0,
+            rate_bytes: 0,
+            rate_packets: 0,
             loss_rounds: 0,
             lost: 0,
             delivered: 0,
@@ -107,8 +128,9 @@ impl Window {
 
     /// `bytes` in `packets` packets were acknowledged.
     pub(crate) fn acked(&mut self, bytes: u32, packets: u32, c: &Context) {
-        self.round.bytes = self.round.bytes.saturating_add(bytes);
         self.round.packets = self.round.packets.saturating_add(packets);
+        self.rate_bytes = self.rate_bytes.saturating_add(u64::from(bytes));
+        self.rate_packets = self.rate_packets.saturating_add(packets);
         self.round.limited |= c.limited;
         self.delivered = self.delivered.saturating_add(packets);
         if !c.limited {
@@ -123,7 +145,10 @@ impl Window {
         let all = if c.cautious { c.paths.max(1) } else { 1 };
         let step = u64::from(bytes).saturating_mul(u64::from(c.mtu))
             / u64::from(self.bytes.max(c.mtu / all).max(1))
-            / u64::from(all);
+            / u64::from(all)
+            // A loss cuts one of the paths only: as many times slower must all grow, or a
+            // small queue would be full of one connection's attempts.
+            / u64::from(if c.lossy { all } else { 1 });
         self.bytes = self.bytes.saturating_add(step.min(u64::from(bytes)) as u32);
     }
 
@@ -178,7 +203,8 @@ impl Window {
     }
 
     /// Ends the round if it has lasted for `rtt`: measures the rate, sets the cap.
-    pub(crate) fn round(&mut self, now: Time, rtt: Time, least: Time, mtu: u32) {
+    pub(crate) fn round(&mut self, now: Time, rtt: Time, least: Time, c: &Context) {
+        self.measure(now, rtt);
         let elapsed = now.saturating_sub(self.round.since);
         if elapsed < rtt {
             return;
@@ -191,22 +217,12 @@ impl Window {
         if r.packets == 0 {
             return;
         }
-        // A round after silence measures the silence.
-        if elapsed <= rtt.saturating_mul(4) {
-            let rate = (u64::from(r.bytes) << 20) / elapsed.max(1);
-            self.rate = if rate >= self.rate {
-                rate
-            } else {
-                self.rate.saturating_sub(self.rate.saturating_sub(rate) / 8)
-            };
-        }
         let share = (r.marked.min(r.packets) << 10) / r.packets;
         // Gain 1/4: a few rounds of marks make the cut what they ask for.
         self.alpha = self.alpha.saturating_mul(3).saturating_add(share) / 4;
         if r.limited {
             let cap = self.bdp(least).saturating_mul(5) / 4;
-            let slack = mtu.saturating_mul(4).max(CAP_SLACK);
-            let cap = cap.saturating_add(slack);
+            let cap = cap.saturating_add(c.slack);
             if self.bytes > cap && !self.slow_start {
                 self.bytes = cap;
             }
@@ -222,6 +238,28 @@ impl Window {
             self.lost = 0;
             self.delivered = 0;
         }
+    }
+
+    /// Measures the delivered rate over a round trip, or longer when fewer than
+    /// [`RATE_PACKETS`] packets came in: single packets at the ends of a short time would
+    /// make it too high.
+    fn measure(&mut self, now: Time, rtt: Time) {
+        let elapsed = now.saturating_sub(self.rate_since);
+        if elapsed < rtt || (self.rate_packets < RATE_PACKETS && elapsed < rtt.saturating_mul(16)) {
+            return;
+        }
+        let rate = (self.rate_bytes << 20) / elapsed.max(1);
+        // Silence in between says nothing.
+        if elapsed < rtt.saturating_mul(32) {
+            self.rate = if rate >= self.rate {
+                rate
+            } else {
+                self.rate.saturating_sub(self.rate.saturating_sub(rate) / 8)
+            };
+        }
+        self.rate_since = now;
+        self.rate_bytes = 0;
+        self.rate_packets = 0;
     }
 
     /// Bytes that the path delivers in `least`.

@@ -267,6 +267,7 @@ pub struct Connection {
     limited: bool,
     /// Within this time the paths grow as one.
     cautious_until: Time,
+    lossy_until: Time,
     /// The local queue was full: no data before this.
     blocked_until: Time,
     /// Sent since the last packet that asked for an acknowledgement.
@@ -282,6 +283,11 @@ pub struct Connection {
     next_scan: Time,
     /// Own acknowledgements may be getting lost until then.
     doubt_until: Time,
+    /// When paths that are away from their first port are asked whether it works again.
+    home_timer: Time,
+    /// Paths to be asked so, and paths that go home once nothing of theirs is outstanding.
+    home_probe: u64,
+    homing: u64,
     path_timer: Time,
     stream_timer: Time,
 
@@ -370,6 +376,7 @@ impl Connection {
             pace: Pace::new(),
             limited: false,
             cautious_until: 0,
+            lossy_until: 0,
             blocked_until: 0,
             since_request_packets: 0,
             since_request_bytes: 0,
@@ -380,6 +387,9 @@ impl Connection {
             newest: 0,
             next_scan: 0,
             doubt_until: 0,
+            home_timer: Time::MAX,
+            home_probe: 0,
+            homing: 0,
             path_timer: Time::MAX,
             stream_timer: Time::MAX,
             ack: AckState {
@@ -757,6 +767,8 @@ impl Connection {
         self.donors = 0;
         self.probe = 0;
         self.overdue = 0;
+        self.home_probe = 0;
+        self.homing = 0;
         self.inflight = 0;
         self.windows = u64::from(window).saturating_mul(u64::from(agreed.paths));
         self.newest = 0;
@@ -821,7 +833,12 @@ impl Connection {
     /// The peer lives anew: what its QPs were is gone.
     fn restart(&mut self, now: Time) {
         for i in 0..self.streams.used() as u32 {
-            if let Some(s) = self.streams.stream_mut(i) {
+            // A QP that the former life never answered may be meant for this one.
+            let Some(slot) = self.streams.slot_mut(i).filter(|s| s.heard) else {
+                continue;
+            };
+            slot.heard = false;
+            if let Some(s) = slot.stream.as_deref_mut() {
                 s.connection_lost(now);
                 self.touch(now, i);
             }

@@ -7,7 +7,7 @@
 use super::streams::List;
 use super::{Connection, ConnectionState, TOMBSTONE_LIFE};
 use crate::proto::api::{Direction, Host, Opcode, Receive, RxInfo, StreamHeader, Time};
-use crate::proto::congestion::{caution, share_window, Context};
+use crate::proto::congestion::{caution, share_window, slack, Context};
 use crate::proto::path::{Acked, Arrival, Health, SendHalf, THRESHOLD_MAX};
 use crate::proto::stream::{BlockStatus, StreamBlock};
 use crate::proto::wire::{
@@ -26,6 +26,10 @@ const CALM: u32 = 512;
 
 /// A probe of the peer casts doubt on own paths for this long.
 const DOUBT: Time = 100_000_000;
+
+/// Times in a row that probes of a path were answered and its packets were lost, before
+/// packets are suspected to be too large for it.
+const MTU_DOUBT: u8 = 3;
 
 /// The least round-trip time of the connection is taken anew this often.
 const LEAST_AGE: Time = 10_000_000_000;
@@ -138,10 +142,14 @@ impl Connection {
             return Ok(Receive::Done);
         }
         let Some(i) = self.streams.find(s.dst_qpn, s.src_qpn) else {
-            self.refuse(now, StreamBlock::not_ready(s));
+            self.unknown_stream(now, s);
             return Err(Drop::UnknownStream);
         };
-        let Some(stream) = self.streams.stream_mut(i) else {
+        let Some(slot) = self.streams.slot_mut(i) else {
+            return Err(Drop::UnknownStream);
+        };
+        slot.heard = true;
+        let Some(stream) = slot.stream.as_deref_mut() else {
             return Err(Drop::UnknownStream);
         };
         let r = stream.receive(now, s, info.payload_len, host);
@@ -178,7 +186,28 @@ impl Connection {
         self.ack.ce_in_batch = false;
     }
 
-    /// Answers a packet for a stream that is not there.
+    /// Answers a packet for a stream that is not there: with its last words, if it was, so
+    /// that what it had accepted completes.
+    fn unknown_stream(&mut self, now: Time, s: &StreamHeader) {
+        let dir = s.opcode.direction();
+        let gone = self
+            .tombstones
+            .iter_mut()
+            .find(|t| t.qpn == s.dst_qpn && t.remote_qpn == s.src_qpn && t.until > now);
+        let Some(t) = gone else {
+            self.refuse(now, StreamBlock::not_ready(s));
+            return;
+        };
+        t.announce = t.announce.max(1);
+        for b in t.blocks.iter_mut().filter(|b| b.dir == dir) {
+            if matches!(b.status, BlockStatus::Ok | BlockStatus::NotReady { .. }) {
+                b.status = BlockStatus::NotReady { round: s.round };
+            }
+        }
+        self.ack_later(now);
+    }
+
+    /// Answers a packet for a stream that never was.
     fn refuse(&mut self, now: Time, block: StreamBlock) {
         self.ack_later(now);
         let n = self.ack.refusals;
@@ -235,6 +264,9 @@ impl Connection {
             }
             if let Some(q) = slot.query.get_mut(dir) {
                 *q = false;
+            }
+            if !matches!(b.status, BlockStatus::NotReady { .. }) {
+                slot.heard = true;
             }
             if b.status != BlockStatus::Ok {
                 self.counters.refusals_rcvd = self.counters.refusals_rcvd.wrapping_add(1);
@@ -374,7 +406,13 @@ impl Connection {
         }
 
         // Congestion.
-        let least = path.rtt.least().unwrap_or(path.rtt.smoothed());
+        // A path that never was without a queue does not know its least; twice that of the
+        // best one is what paths of one plane may differ by.
+        let least = path
+            .rtt
+            .least()
+            .unwrap_or(path.rtt.smoothed())
+            .min(self.least_rtt.saturating_mul(2));
         let rate = path.window.rate().max(1);
         let lateness = self.margin.lateness();
         let context = Context {
@@ -382,6 +420,12 @@ impl Connection {
             paths: u32::from(self.agreed.paths),
             limited: self.limited || flying_before >= path.window.bytes(),
             cautious: now < self.cautious_until,
+            lossy: now < self.lossy_until,
+            slack: slack(
+                rate.saturating_mul(u64::from(self.agreed.paths)),
+                u32::from(self.agreed.paths),
+                packet,
+            ),
         };
         // Loss or a long round trip mean a queue when they exceed what batching explains.
         let connection_rate = rate.saturating_mul(u64::from(self.agreed.paths));
@@ -406,10 +450,13 @@ impl Connection {
             path.window.lost(lost);
             if queue {
                 let bdp = path.window.bdp(least);
-                cut |= path.window.lost_in_queue(now, sent, bdp);
+                if path.window.lost_in_queue(now, sent, bdp) {
+                    cut = true;
+                    self.lossy_until = now.saturating_add(caution(self.srtt));
+                }
             }
         }
-        path.window.round(now, path.rtt.smoothed(), least, packet);
+        path.window.round(now, path.rtt.smoothed(), least, &context);
         if cut {
             self.counters.window_cuts = self.counters.window_cuts.wrapping_add(1);
             self.cautious_until = now.saturating_add(caution(self.srtt));
@@ -420,6 +467,9 @@ impl Connection {
             path.unanswered = 0;
             path.probe = None;
             path.nudged = false;
+            if any {
+                path.stalls = 0;
+            }
             self.overdue &= !bit;
             self.probe &= !bit;
         }
@@ -521,7 +571,7 @@ impl Connection {
     }
 
     fn receive_probe_reply(&mut self, now: Time, p: &Probe) -> Result<(), Drop> {
-        if self.mtu_reply(now, p) {
+        if self.mtu_reply(now, p) || self.home_reply(p) {
             return Ok(());
         }
         let i = usize::from(p.path);
@@ -545,6 +595,12 @@ impl Connection {
         self.overdue &= !bit;
         let before = path.tx.inflight();
         let (_, lost) = path.tx.detect_by_probe(p.next, pending.stamp);
+        let mut too_large = false;
+        if lost > 0 {
+            // Probes arrive and packets do not: the next ones wait longer.
+            path.stalls = path.stalls.saturating_add(1);
+            too_large = path.stalls == MTU_DOUBT;
+        }
         path.window.lost(lost);
         let after = path.tx.inflight();
         self.inflight = self
@@ -579,6 +635,9 @@ impl Connection {
             }
         }
         self.refresh(i);
+        if too_large && self.mtu.probing == 0 {
+            self.begin_mtu_search(now);
+        }
         Ok(())
     }
 
@@ -597,14 +656,6 @@ impl Connection {
                 self.streams.enlist(List::Dirty, i);
                 continue;
             }
-            if let Some(t) = self
-                .tombstones
-                .iter_mut()
-                .find(|t| t.qpn == q.dst_qpn && t.remote_qpn == q.src_qpn && t.until > now)
-            {
-                t.announce = t.announce.max(1);
-                continue;
-            }
             let s = StreamHeader {
                 opcode: match q.dir {
                     Direction::Request => Opcode::Write,
@@ -616,7 +667,7 @@ impl Connection {
                 sseq: q.sseq,
                 ..StreamHeader::default()
             };
-            self.refuse(now, StreamBlock::not_ready(&s));
+            self.unknown_stream(now, &s);
         }
     }
 

@@ -52,6 +52,8 @@ pub(super) struct Slot {
     pub(super) queries: [u8; 2],
     pub(super) query: [bool; 2],
     pub(super) queried: Time,
+    /// The peer's QP has answered in this life of the peer.
+    pub(super) heard: bool,
 }
 
 impl Slot {
@@ -70,6 +72,7 @@ impl Slot {
             queries: [0; 2],
             query: [false; 2],
             queried: 0,
+            heard: false,
         }
     }
 }
@@ -207,6 +210,7 @@ impl Streams {
         slot.ack_number = [0; 2];
         slot.queries = [0; 2];
         slot.query = [false; 2];
+        slot.heard = false;
         slot.stream = Some(stream);
         self.count = self.count.wrapping_add(1);
         self.link(i);

@@ -19,6 +19,9 @@ const CLOSE_TRIES: u8 = 5;
 /// A path changes its port at most this often (each port is a flow for middle boxes).
 const ROTATION: Time = 1_000_000_000;
 
+/// A path that is away from its first port asks this often whether it works again.
+const HOME: Time = 500_000_000;
+
 /// Unanswered probes of a suspect path before it is left.
 const FAIL_AFTER: u8 = 3;
 
@@ -42,7 +45,10 @@ impl Connection {
         }
         match self.state {
             ConnectionState::Up => {
-                t = t.min(self.path_timer).min(self.ack.deadline);
+                t = t
+                    .min(self.path_timer)
+                    .min(self.ack.deadline)
+                    .min(self.home_timer);
                 if self.mtu.probing != 0 {
                     t = t.min(self.mtu.due);
                 }
@@ -86,6 +92,9 @@ impl Connection {
         }
         if self.state == ConnectionState::Up && self.path_timer <= now {
             self.path_timers(now);
+        }
+        if self.state == ConnectionState::Up && self.home_timer <= now {
+            self.ask_home(now);
         }
         if self.mtu.probing != 0 && self.mtu.due <= now && self.mtu.tries >= MTU_TRIES {
             self.smaller_packets(now);
@@ -278,6 +287,7 @@ impl Connection {
         self.good &= !bit;
         self.lost &= !bit;
         self.overdue &= !bit;
+        self.homing &= !bit;
         self.probe |= bit;
         if p.tx.has_donations() {
             self.donors |= bit;
@@ -320,6 +330,8 @@ impl Connection {
             if p.rotated == 0 || now.saturating_sub(p.rotated) >= ROTATION {
                 p.port = port;
                 p.rotated = now.max(1);
+                p.home_replies = 0;
+                self.home_timer = self.home_timer.min(now.saturating_add(HOME));
             }
         }
     }
@@ -358,6 +370,60 @@ impl Connection {
         self.changed |= bit;
         self.counters.path_recovered = self.counters.path_recovered.wrapping_add(1);
         self.refresh(i);
+    }
+
+    /// Sends a probe over the first port of each path that is good without it.
+    fn ask_home(&mut self, now: Time) {
+        let mut away = false;
+        for (i, p) in self.paths.iter_mut().enumerate() {
+            if p.port == p.home {
+                continue;
+            }
+            away = true;
+            let bit = 1u64 << (i & 63);
+            if p.health == Health::Good && self.homing & bit == 0 {
+                if p.home_challenge != 0 {
+                    // The last one was not answered.
+                    p.home_replies = 0;
+                }
+                self.home_probe |= bit;
+            }
+        }
+        self.home_timer = if away {
+            now.saturating_add(HOME)
+        } else {
+            Time::MAX
+        };
+    }
+
+    /// Whether the reply is to a probe over a first port.
+    pub(super) fn home_reply(&mut self, p: &Probe) -> bool {
+        let i = usize::from(p.path);
+        let Some(path) = self.paths.get_mut(i) else {
+            return false;
+        };
+        if path.home_challenge == 0 || path.home_challenge != p.challenge {
+            return false;
+        }
+        path.home_challenge = 0;
+        path.home_replies = path.home_replies.saturating_add(1);
+        self.counters.probe_replies = self.counters.probe_replies.wrapping_add(1);
+        if path.home_replies >= 2 && path.health == Health::Good {
+            self.homing |= 1u64 << (i & 63);
+            self.refresh(i);
+        }
+        true
+    }
+
+    /// Path `i` takes its first port again. Nothing is outstanding, so its numbers go on.
+    pub(super) fn go_home(&mut self, i: usize) {
+        let bit = 1u64 << (i & 63);
+        self.homing &= !bit;
+        if let Some(p) = self.paths.get_mut(i) {
+            p.port = p.home;
+            p.home_replies = 0;
+            self.changed |= bit;
+        }
     }
 
     pub(super) fn begin_mtu_search(&mut self, now: Time) {
@@ -411,6 +477,13 @@ impl Connection {
                 for i in 0..self.streams.used() as u32 {
                     if let Some(s) = self.streams.stream_mut(i) {
                         s.set_payload_mtu(payload);
+                    }
+                }
+                for p in self.paths.iter_mut() {
+                    p.stalls = 0;
+                    if p.deadline != Time::MAX {
+                        p.deadline = now;
+                        self.path_timer = now;
                     }
                 }
                 self.begin_mtu_search(now);

@@ -46,6 +46,9 @@ impl Connection {
         if self.probe != 0 && self.poll_probe(now, out) {
             return true;
         }
+        if self.home_probe != 0 && self.poll_home(now, out) {
+            return true;
+        }
         if self.poll_mtu(now, out) {
             return true;
         }
@@ -369,9 +372,17 @@ impl Connection {
         let Some(p) = self.paths.get(i) else {
             return;
         };
+        if self.homing & bit != 0 && !p.tx.is_outstanding() {
+            self.go_home(i);
+        }
+        let Some(p) = self.paths.get(i) else {
+            return;
+        };
         let load = p.tx.inflight();
-        let room =
-            self.good & bit != 0 && p.tx.has_room() && (load == 0 || load < p.window.bytes());
+        let room = self.good & bit != 0
+            && self.homing & bit == 0
+            && p.tx.has_room()
+            && (load == 0 || load < p.window.bytes());
         if let Some(l) = self.load.get_mut(i) {
             *l = load;
         }
@@ -577,6 +588,30 @@ impl Connection {
             padding,
         });
         self.send_probe(&probe, i, out);
+        true
+    }
+
+    /// Asks over the first port of a path that has another one now.
+    fn poll_home(&mut self, now: Time, out: &mut Transmit) -> bool {
+        let i = self.home_probe.trailing_zeros();
+        self.home_probe &= self.home_probe.wrapping_sub(1);
+        let challenge = self.draw();
+        let padding = self.agreed.payload_mtu.saturating_add(PAYLOAD_PROBE);
+        let Some(p) = self.paths.get_mut(i as usize) else {
+            return false;
+        };
+        p.home_challenge = challenge;
+        let probe = Probe {
+            path: i as u8,
+            epoch: p.tx.epoch,
+            next: p.tx.next(),
+            timestamp: p.tx.stamp(now),
+            challenge,
+            padding,
+        };
+        let home = p.home;
+        self.send_probe(&probe, i, out);
+        out.source_port = home;
         true
     }
 

@@ -13,16 +13,33 @@ impl Bits {
     pub(crate) const EMPTY: Self = Self([0; 4]);
 
     /// The `n` numbers from `start` on, modulo 256.
+    #[inline]
     pub(crate) fn range(start: u32, n: u32) -> Self {
+        if n == 0 {
+            return Self::EMPTY;
+        }
+        if n <= 64 {
+            // One word, which may reach into the next one.
+            let ones = u64::MAX >> 64u32.wrapping_sub(n);
+            let (first, shift) = (((start >> 6) & 3) as usize, start & 63);
+            let mut out = [0u64; 4];
+            if let Some(w) = out.get_mut(first) {
+                *w = ones << shift;
+            }
+            if shift != 0 {
+                if let Some(w) = out.get_mut(first.wrapping_add(1) & 3) {
+                    *w = ones >> 64u32.wrapping_sub(shift);
+                }
+            }
+            return Self(out);
+        }
         let mut ones = [0u64; 4];
         let mut left = n.min(256);
         for w in &mut ones {
             let here = left.min(64);
-            *w = match here {
-                0 => 0,
-                64 => u64::MAX,
-                _ => (1u64 << here).wrapping_sub(1),
-            };
+            if here != 0 {
+                *w = u64::MAX >> 64u32.wrapping_sub(here);
+            }
             left = left.wrapping_sub(here);
         }
         Self(ones).rotated(start)
@@ -47,24 +64,28 @@ impl Bits {
         Self(out)
     }
 
+    #[inline]
     pub(crate) fn set(&mut self, n: u32) {
         if let Some(w) = self.0.get_mut(((n >> 6) & 3) as usize) {
             *w |= 1 << (n & 63);
         }
     }
 
+    #[inline]
     pub(crate) fn clear(&mut self, n: u32) {
         if let Some(w) = self.0.get_mut(((n >> 6) & 3) as usize) {
             *w &= !(1 << (n & 63));
         }
     }
 
+    #[inline]
     pub(crate) fn has(&self, n: u32) -> bool {
         self.0
             .get(((n >> 6) & 3) as usize)
             .is_some_and(|w| w & (1 << (n & 63)) != 0)
     }
 
+    #[inline]
     pub(crate) fn is_empty(&self) -> bool {
         self.0.iter().all(|w| *w == 0)
     }
@@ -73,19 +94,23 @@ impl Bits {
         self.0.iter().map(|w| w.count_ones()).sum()
     }
 
+    #[inline]
     pub(crate) fn and(self, o: Self) -> Self {
         self.zip(o, |a, b| a & b)
     }
 
+    #[inline]
     pub(crate) fn or(self, o: Self) -> Self {
         self.zip(o, |a, b| a | b)
     }
 
     /// What is in `self` and not in `o`.
+    #[inline]
     pub(crate) fn without(self, o: Self) -> Self {
         self.zip(o, |a, b| a & !b)
     }
 
+    #[inline]
     fn zip(self, o: Self, f: impl Fn(u64, u64) -> u64) -> Self {
         let mut out = self.0;
         for (a, b) in out.iter_mut().zip(o.0.iter()) {
@@ -114,6 +139,7 @@ impl Bits {
     }
 
     /// Removes and gives the lowest number.
+    #[inline]
     pub(crate) fn take_lowest(&mut self) -> Option<u32> {
         for (i, w) in self.0.iter_mut().enumerate() {
             if *w != 0 {
@@ -126,6 +152,7 @@ impl Bits {
     }
 
     /// Number of the greatest element, plus one; 0 when empty.
+    #[inline]
     pub(crate) fn end(&self) -> u32 {
         for (i, w) in self.0.iter().enumerate().rev() {
             if *w != 0 {

@@ -36,6 +36,9 @@ pub(crate) struct Pending {
     pub(crate) padding: u32,
 }
 
+/// Silence is looked into at least this often, unless the round trip is longer.
+const SILENCE_MAX: Time = 250_000_000;
+
 /// Greatest gap threshold: more reordering than this on one path is taken for loss.
 pub(crate) const THRESHOLD_MAX: u32 = 64;
 
@@ -47,6 +50,12 @@ pub(crate) struct Path {
     pub(crate) window: Window,
     pub(crate) health: Health,
     pub(crate) port: u16,
+    /// The port it began with. A path that had to leave it returns, since otherwise paths
+    /// would gather on what worked during a failure.
+    pub(crate) home: u16,
+    /// The probe over the home port that waits for its reply, and replies in a row.
+    pub(crate) home_challenge: u64,
+    pub(crate) home_replies: u8,
     pub(crate) plane: u8,
     /// When the port was changed last.
     pub(crate) rotated: Time,
@@ -58,6 +67,8 @@ pub(crate) struct Path {
     pub(crate) deadline: Time,
     /// The probe that waits for its reply.
     pub(crate) probe: Option<Pending>,
+    /// Times in a row that a probe was answered and what was sent before it was missing.
+    pub(crate) stalls: u8,
     /// Unanswered probes in a row.
     pub(crate) unanswered: u8,
     /// Replies in a row while the path is not good.
@@ -100,12 +111,16 @@ impl Path {
             window: Window::new(0),
             health: Health::Good,
             port,
+            home: port,
+            home_challenge: 0,
+            home_replies: 0,
             plane: 0,
             rotated: 0,
             threshold: 1,
             calm: 0,
             deadline: Time::MAX,
             probe: None,
+            stalls: 0,
             unanswered: 0,
             replies: 0,
             patience: 0,
@@ -127,6 +142,8 @@ impl Path {
             .smoothed()
             .saturating_mul(2)
             .saturating_add(margin << self.patience.min(6))
+            .saturating_mul(1 << self.stalls.min(10))
+            .min(SILENCE_MAX.max(self.rtt.smoothed().saturating_mul(2)))
     }
 
     /// How long the answer to a probe may take.
@@ -152,6 +169,7 @@ impl Path {
         self.deadline = Time::MAX;
         self.probe = None;
         self.nudged = false;
+        self.stalls = 0;
         self.unanswered = 0;
         self.replies = 0;
         self.alive = 0;

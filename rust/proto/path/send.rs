@@ -253,8 +253,10 @@ impl SendHalf {
         if step.saturating_add(above) > used {
             return Acked::Invalid;
         }
-        let acked =
-            Bits::range(self.cumulative, step).or(bits.rotated(b.cumulative.wrapping_add(1) & 255));
+        let mut acked = Bits::range(self.cumulative, step);
+        if above != 0 {
+            acked = acked.or(bits.rotated(b.cumulative.wrapping_add(1)));
+        }
         Acked::New(acked.and(self.unacked))
     }
 
@@ -329,6 +331,9 @@ impl SendHalf {
             found = waiting
                 .without(self.resent)
                 .and(Bits::range(self.cumulative, below));
+        }
+        if found.is_empty() && self.resent.is_empty() {
+            return (0, 0);
         }
         let mut again = waiting.and(self.resent);
         while let Some(n) = again.take_lowest() {

@@ -14,37 +14,45 @@ pub(super) struct Reader<'a> {
 }
 
 impl<'a> Reader<'a> {
+    #[inline(always)]
     pub(super) fn new(bytes: &'a [u8]) -> Self {
         Self { rest: bytes }
     }
 
+    #[inline(always)]
     fn take<const N: usize>(&mut self) -> Result<[u8; N], Drop> {
         let (head, rest) = self.rest.split_first_chunk::<N>().ok_or(Drop::Short)?;
         self.rest = rest;
         Ok(*head)
     }
 
+    #[inline(always)]
     pub(super) fn u8(&mut self) -> Result<u8, Drop> {
         Ok(u8::from_be_bytes(self.take()?))
     }
 
+    #[inline(always)]
     pub(super) fn u16(&mut self) -> Result<u16, Drop> {
         Ok(u16::from_be_bytes(self.take()?))
     }
 
+    #[inline(always)]
     pub(super) fn u32(&mut self) -> Result<u32, Drop> {
         Ok(u32::from_be_bytes(self.take()?))
     }
 
+    #[inline(always)]
     pub(super) fn u64(&mut self) -> Result<u64, Drop> {
         Ok(u64::from_be_bytes(self.take()?))
     }
 
+    #[inline(always)]
     pub(super) fn gid(&mut self) -> Result<[u8; 16], Drop> {
         self.take()
     }
 
     /// The next `len` bytes.
+    #[inline(always)]
     pub(super) fn bytes(&mut self, len: usize) -> Result<&'a [u8], Drop> {
         let (head, rest) = self.rest.split_at_checked(len).ok_or(Drop::Short)?;
         self.rest = rest;
@@ -52,6 +60,7 @@ impl<'a> Reader<'a> {
     }
 
     /// Everything was read.
+    #[inline(always)]
     pub(super) fn end(&self) -> Result<(), Drop> {
         if self.rest.is_empty() {
             Ok(())
@@ -80,6 +89,7 @@ impl<'a> Writer<'a> {
         }
     }
 
+    #[inline(always)]
     fn put<const N: usize>(&mut self, v: [u8; N]) {
         let end = self.at.wrapping_add(N);
         match self.buf.get_mut(self.at..end) {
@@ -91,26 +101,32 @@ impl<'a> Writer<'a> {
         }
     }
 
+    #[inline(always)]
     pub(super) fn u8(&mut self, v: u8) {
         self.put(v.to_be_bytes());
     }
 
+    #[inline(always)]
     pub(super) fn u16(&mut self, v: u16) {
         self.put(v.to_be_bytes());
     }
 
+    #[inline(always)]
     pub(super) fn u32(&mut self, v: u32) {
         self.put(v.to_be_bytes());
     }
 
+    #[inline(always)]
     pub(super) fn u64(&mut self, v: u64) {
         self.put(v.to_be_bytes());
     }
 
+    #[inline(always)]
     pub(super) fn gid(&mut self, v: &[u8; 16]) {
         self.put(*v);
     }
 
+    #[inline(always)]
     pub(super) fn zeros(&mut self, n: usize) {
         for _ in 0..n {
             self.u8(0);
@@ -128,11 +144,13 @@ impl<'a> Writer<'a> {
     }
 
     /// Bytes that still fit.
+    #[inline(always)]
     pub fn room(&self) -> usize {
         HEADER_MAX.saturating_sub(self.at)
     }
 
     /// Overwrites one byte that was written before.
+    #[inline(always)]
     pub(super) fn patch_u8(&mut self, at: usize, v: u8) {
         if let Some(b) = self.buf.get_mut(at) {
             *b = v;

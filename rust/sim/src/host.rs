@@ -76,12 +76,21 @@ pub struct Qp {
     pub receives: Vec<Receive>,
     /// Receives bound so far.
     pub bound: usize,
+    /// WRs posted.
+    pub posted: u64,
     /// Completions of WRs.
     pub completions: Vec<Completion>,
     /// Completions of receives.
     pub received: Vec<Event>,
     /// The stream's error, when it had one.
     pub error: Option<Option<Fault>>,
+}
+
+impl Qp {
+    /// WRs that are not done.
+    pub fn open(&self) -> usize {
+        self.posted as usize - self.completions.len()
+    }
 }
 
 /// What a QP is made with.
@@ -296,6 +305,7 @@ impl Host {
             sends: HashMap::new(),
             receives: Vec::new(),
             bound: 0,
+            posted: 0,
             completions: Vec::new(),
             received: Vec::new(),
             error: None,
@@ -390,6 +400,7 @@ impl Host {
         let core = &mut self.conns[conn].as_mut().expect("there").core;
         let n = core.post_send(now, id, wr)?;
         self.qps[qp].sends.insert(n, (wr, data));
+        self.qps[qp].posted += 1;
         Ok(n)
     }
 
@@ -693,6 +704,7 @@ impl Host {
             source_port: tx.source_port,
             bytes,
             ce: false,
+            may_fragment: tx.may_fragment,
         }
     }
 

@@ -40,6 +40,8 @@ pub struct Datagram {
     pub source_port: u16,
     /// Transport header and payload.
     pub bytes: Vec<u8>,
+    /// May be fragmented by IP: a small MTU does not stop it.
+    pub may_fragment: bool,
     /// Congestion was experienced.
     pub ce: bool,
 }

@@ -79,7 +79,7 @@ impl Link {
 
     fn send(&mut self, now: Time, mut d: Datagram, rng: &mut Rng, out: &mut Vec<(Time, Datagram)>) {
         let size = d.bytes.len() as u64 + OVERHEAD;
-        if !self.alive || (self.mtu != 0 && d.bytes.len() + 28 > self.mtu) {
+        if !self.alive || (self.mtu != 0 && !d.may_fragment && d.bytes.len() + 28 > self.mtu) {
             self.stats.lost += 1;
             return;
         }
