@@ -197,11 +197,9 @@ pub(super) fn parse(flags: u8, r: &mut Reader<'_>) -> Result<(PathHeader, Stream
     if shape.swap {
         s.swap = r.u64()?;
     }
-    // The whole range must be addressable and the message of a length that verbs allow.
-    if s.total > MAX_MESSAGE
-        || s.offset > s.total
-        || (shape.address && s.va.checked_add(u64::from(s.total)).is_none())
-    {
+    // A range that goes beyond the last address is not malformed: the responder refuses it
+    // like any other that is not registered.
+    if s.total > MAX_MESSAGE || s.offset > s.total {
         return Err(Drop::Field);
     }
     Ok((p, s))
