@@ -176,7 +176,9 @@ impl Table {
                 _ => None,
             }
         };
-        drop(taken);
+        if let Some(conn) = taken {
+            conn.device.counters.ended(&conn.counters());
+        }
     }
 
     /// Closes every connection and lets none be made any more. Process context; the
@@ -355,7 +357,9 @@ pub fn receive(device: &Arc<DeviceInner>, skb: Skb) {
     let skip = packet.header_len() as u32;
 
     let mut state = conn.state.lock();
-    let State { core, qps, held, .. } = &mut *state;
+    let State {
+        core, qps, held, ..
+    } = &mut *state;
     let mut host = Answers {
         qps,
         held: held.packets.len(),
@@ -409,7 +413,9 @@ pub fn receive(device: &Arc<DeviceInner>, skb: Skb) {
     let done = plan.copy(&skb, skip, &placement);
 
     let mut state = conn.state.lock();
-    let State { core, qps, held, .. } = &mut *state;
+    let State {
+        core, qps, held, ..
+    } = &mut *state;
     let mut host = Answers {
         qps,
         held: held.packets.len(),
@@ -470,6 +476,12 @@ impl Conn {
         )
     }
 
+    /// What it has counted. Any context, without its lock.
+    pub fn counters(&self) -> connection::Counters {
+        let _bh = bh::disable();
+        *self.state.lock().core.counters()
+    }
+
     /// Stops timer and work for good. Process context.
     fn stop(self: &Arc<Self>) {
         let (held, qps) = {
@@ -508,7 +520,9 @@ impl Conn {
             batch.notify.deliver();
             batch.trash.clear();
             for job in batch.jobs.iter_mut() {
-                job.done = job.plan.copy(&job.packet.skb, job.packet.skip, &job.placement);
+                job.done = job
+                    .plan
+                    .copy(&job.packet.skb, job.packet.skip, &job.placement);
             }
             self.send(&mut batch);
             if batch.ended {
@@ -516,7 +530,9 @@ impl Conn {
             }
 
             state = self.state.lock();
-            let State { core, qps, held, .. } = &mut *state;
+            let State {
+                core, qps, held, ..
+            } = &mut *state;
             let now = net::now();
             for job in batch.jobs.iter() {
                 let mut host = Answers {
@@ -540,7 +556,11 @@ impl Conn {
     /// Ends a run: gives the right to send back and arms the timer.
     fn rest(
         self: &Arc<Self>,
-        mut state: ::kernel::sync::lock::Guard<'_, State, ::kernel::sync::lock::spinlock::SpinLockBackend>,
+        mut state: ::kernel::sync::lock::Guard<
+            '_,
+            State,
+            ::kernel::sync::lock::spinlock::SpinLockBackend,
+        >,
         batch: os::Box<Batch>,
     ) {
         state.batch = Some(batch);
@@ -624,7 +644,12 @@ impl Conn {
                 va,
                 rkey,
                 length,
-            } => core.read_ready(now, stream, request, qp.read_source(request, va, rkey, length)),
+            } => core.read_ready(
+                now,
+                stream,
+                request,
+                qp.read_source(request, va, rkey, length),
+            ),
             Event::ReadReleased { request, .. } => qp.release_read(request),
             Event::Atomic {
                 stream,

@@ -1,70 +1,77 @@
 // SPDX-License-Identifier: GPL-2.0
 
 //! Counters of the port, as `rdma statistic show` and
-//! `/sys/class/infiniband/<device>/ports/1/hw_counters` have them.
+//! `/sys/class/infiniband/<device>/ports/1/hw_counters` have them: the sums over all
+//! connections, received packets that were dropped by reason, bytes sent by path.
 
 #![forbid(unsafe_code)]
 
-use crate::kernel_ext::ib::StatDesc;
+use crate::{
+    kernel_ext::ib::StatDesc,
+    proto::{connection, wire},
+};
 use ::core::sync::atomic::{AtomicU64, Ordering};
 
 /// Paths that have a counter of their own.
 pub const PATHS: usize = 64;
 
 macro_rules! counters {
-    ($($(#[$doc:meta])* $variant:ident = $name:literal,)* ; $($path:literal)*) => {
-        /// A counter of the device, beside those of the paths.
-        #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-        #[repr(usize)]
-        pub enum Stat {
-            $($(#[$doc])* $variant,)*
-        }
+    ($($field:ident = $name:literal,)* ; drops $($drop:literal)* ; paths $($path:literal)*) => {
+        /// Number of counters that connections keep.
+        const CONNECTION: usize = [$($name),*].len();
 
-        /// Number of [`Stat`]s.
-        const STATS: usize = [$(Stat::$variant),*].len();
-
-        /// Their names, then those of the paths.
-        static NAMES: [StatDesc; STATS + PATHS] = [
+        /// Names in the order of [`Counters::read`].
+        static NAMES: [StatDesc; CONNECTION + wire::Drop::COUNT + 1 + PATHS] = [
             $(StatDesc::new($name),)*
+            $(StatDesc::new($drop),)*
+            StatDesc::new(c"connection_errors"),
             $(StatDesc::new($path),)*
         ];
+
+        /// What a connection counts.
+        fn values(from: &connection::Counters) -> [u64; CONNECTION] {
+            [$(from.$field),*]
+        }
     };
 }
 
 counters! {
-    /// Packets received, before any check.
-    RxPackets = c"rcvd_pkts",
-    /// Bytes of them, UDP payload.
-    RxBytes = c"rcvd_bytes",
-    /// Packets sent.
-    TxPackets = c"sent_pkts",
-    /// Bytes of them, UDP payload.
-    TxBytes = c"sent_bytes",
-    /// Packets sent again.
-    Retransmits = c"retransmits",
-    /// Packets that a full queue below refused.
-    TxRefused = c"send_err",
-    /// Received packets dropped for their CRC.
-    DropCrc = c"drop_crc",
-    /// Received packets dropped because they are malformed.
-    DropMalformed = c"drop_malformed",
-    /// Received packets that belong to no connection.
-    DropNoConnection = c"drop_no_connection",
-    /// Received packets that came twice.
-    Duplicates = c"duplicate_request",
-    /// Received packets that could not be taken then.
-    DropRefused = c"drop_refused",
-    /// Received packets that do not fit the state of their connection.
-    DropState = c"drop_state",
-    /// Received packets with a congestion mark.
-    RxCongested = c"rcvd_ecn_marked",
-    /// Paths that failed.
-    PathFailures = c"path_failures",
-    /// Connections made.
-    Connections = c"connections_opened",
-    /// Connections that could not be made or were lost.
-    ConnectionErrors = c"connection_errors",
+    sent_packets = c"sent_pkts",
+    sent_bytes = c"sent_bytes",
+    rcvd_packets = c"rcvd_pkts",
+    rcvd_bytes = c"rcvd_bytes",
+    retransmits = c"retransmits",
+    voids = c"voids",
+    moved = c"moved_pkts",
+    spurious = c"spurious_retransmits",
+    unsent = c"send_err",
+    acks_sent = c"acks_sent",
+    acks_rcvd = c"acks_rcvd",
+    duplicate_request = c"duplicate_request",
+    out_of_sequence = c"out_of_seq_request",
+    ce_rcvd = c"rcvd_ecn_marked",
+    ce_echoed = c"sent_ecn_marked",
+    window_cuts = c"window_cuts",
+    probes_sent = c"probes_sent",
+    probe_replies = c"probe_replies",
+    queries_sent = c"queries_sent",
+    refusals_rcvd = c"rcvd_rnr_err",
+    path_suspected = c"path_suspected",
+    path_failed = c"path_failed",
+    path_recovered = c"path_recovered",
+    handshakes_sent = c"handshakes_sent",
+    established = c"connections_opened",
     ;
+    drops
+    c"drop_short" c"drop_version" c"drop_type"
+    c"drop_length" c"drop_field" c"drop_crc"
+    c"drop_no_connection" c"drop_state" c"drop_path"
+    c"drop_epoch" c"drop_path_sequence" c"drop_path_duplicate"
+    c"drop_ack_invalid" c"drop_old" c"drop_cookie"
+    c"drop_unknown_stream" c"drop_stream_duplicate" c"drop_stream_window"
+    c"drop_refused" c"drop_stream_invalid" c"drop_stream_state"
+    ;
+    paths
     c"path0_tx_bytes" c"path1_tx_bytes" c"path2_tx_bytes" c"path3_tx_bytes"
     c"path4_tx_bytes" c"path5_tx_bytes" c"path6_tx_bytes" c"path7_tx_bytes"
     c"path8_tx_bytes" c"path9_tx_bytes" c"path10_tx_bytes" c"path11_tx_bytes"
@@ -85,24 +92,46 @@ counters! {
 
 /// The counters of a device. They only grow.
 pub struct Counters {
-    stats: [AtomicU64; STATS],
+    /// What connections that have ended had counted.
+    ended: [AtomicU64; CONNECTION],
+    drops: [AtomicU64; wire::Drop::COUNT],
+    errors: AtomicU64,
     paths: [AtomicU64; PATHS],
+}
+
+/// Sums over connections.
+pub struct Sums([u64; CONNECTION]);
+
+impl Sums {
+    /// Adds what a connection has counted.
+    pub fn add(&mut self, counters: &connection::Counters) {
+        for (to, from) in self.0.iter_mut().zip(values(counters)) {
+            *to = to.wrapping_add(from);
+        }
+    }
 }
 
 impl Counters {
     /// All 0.
     pub const fn new() -> Self {
         Self {
-            stats: [const { AtomicU64::new(0) }; STATS],
+            ended: [const { AtomicU64::new(0) }; CONNECTION],
+            drops: [const { AtomicU64::new(0) }; wire::Drop::COUNT],
+            errors: AtomicU64::new(0),
             paths: [const { AtomicU64::new(0) }; PATHS],
         }
     }
 
-    /// Counts `n` more. Any context.
-    pub fn add(&self, stat: Stat, n: u64) {
-        if let Some(counter) = self.stats.get(stat as usize) {
-            counter.fetch_add(n, Ordering::Relaxed);
+    /// Counts a received packet that was dropped. Any context.
+    pub fn drop(&self, why: wire::Drop) {
+        if let Some(counter) = self.drops.get(why as usize) {
+            counter.fetch_add(1, Ordering::Relaxed);
         }
+    }
+
+    /// Counts a connection that could not be made, or was lost. Any context.
+    pub fn connection_error(&self) {
+        self.errors.fetch_add(1, Ordering::Relaxed);
     }
 
     /// Counts `bytes` sent on a path. Any context.
@@ -112,15 +141,32 @@ impl Counters {
         }
     }
 
+    /// Keeps what a connection has counted that ends. Any context.
+    pub fn ended(&self, counters: &connection::Counters) {
+        for (to, from) in self.ended.iter().zip(values(counters)) {
+            to.fetch_add(from, Ordering::Relaxed);
+        }
+    }
+
     /// The names, in the order of [`Counters::read`].
     pub fn names() -> &'static [StatDesc] {
         &NAMES
     }
 
-    /// Puts the values into `to`.
-    pub fn read(&self, to: &mut [u64]) {
-        for (to, from) in to.iter_mut().zip(self.stats.iter().chain(&self.paths)) {
-            *to = from.load(Ordering::Relaxed);
+    /// Puts the values into `to`; `live` adds what the connections of now have counted.
+    pub fn read(&self, to: &mut [u64], live: impl FnOnce(&mut Sums)) {
+        let mut sums = Sums([0; CONNECTION]);
+        live(&mut sums);
+        let ended = self.ended.iter().map(|c| c.load(Ordering::Relaxed));
+        let connections = sums.0.iter().zip(ended).map(|(a, b)| a.wrapping_add(b));
+        let rest = self
+            .drops
+            .iter()
+            .chain([&self.errors])
+            .chain(&self.paths)
+            .map(|c| c.load(Ordering::Relaxed));
+        for (to, from) in to.iter_mut().zip(connections.chain(rest)) {
+            *to = from;
         }
     }
 }

@@ -5,16 +5,8 @@
 #![forbid(unsafe_code)]
 
 use super::{
-    counters::{Counters, Stat},
-    cq::Cq,
-    link::Params,
-    mr::Mr,
-    pd::Pd,
-    port,
-    qp::Qp,
-    srq::Srq,
-    ucontext::Context,
-    MAX_CQE, MAX_RD_ATOMIC, MAX_SGE, MAX_WR,
+    counters::Counters, cq::Cq, link::Params, mr::Mr, pd::Pd, port, qp::Qp, srq::Srq,
+    ucontext::Context, MAX_CQE, MAX_RD_ATOMIC, MAX_SGE, MAX_WR,
 };
 use crate::{
     bindings, drive,
@@ -159,23 +151,12 @@ impl DeviceInner {
 
     /// Counts a received packet that was dropped.
     pub fn count_drop(&self, why: wire::Drop) {
-        use wire::Drop;
-        let stat = match why {
-            Drop::Crc => Stat::DropCrc,
-            Drop::NoConnection => Stat::DropNoConnection,
-            Drop::PathDuplicate | Drop::StreamDuplicate | Drop::Old => Stat::Duplicates,
-            Drop::Refused => Stat::DropRefused,
-            Drop::Short | Drop::Version | Drop::Type | Drop::Length | Drop::Field => {
-                Stat::DropMalformed
-            }
-            _ => Stat::DropState,
-        };
-        self.counters.add(stat, 1);
+        self.counters.drop(why);
     }
 
     /// A connection could not be made, or is lost.
     pub fn connection_failed(&self, key: &drive::Key, why: ConnectionError) {
-        self.counters.add(Stat::ConnectionErrors, 1);
+        self.counters.connection_error();
         if let ConnectionError::Version { lowest, highest } = why {
             pr_warn!(
                 "{:x?} speaks wire versions {} to {}, this side {}\n",
@@ -352,6 +333,8 @@ impl Operations for Driver {
     }
 
     fn read_counters(&self, values: &mut [u64]) {
-        self.0.counters.read(values);
+        self.0.counters.read(values, |sums| {
+            self.0.table.for_each(|conn| sums.add(&conn.counters()));
+        });
     }
 }
