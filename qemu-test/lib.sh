@@ -10,7 +10,15 @@ jobs=${JOBS:-$(nproc)}
 # step TEXT: progress for the reader, on stderr; stdout carries results.
 step() { printf '>> %s %s\n' "$(date +%H:%M:%S)" "$*" >&2; }
 die() { printf 'metaroce: %s\n' "$*" >&2; exit 1; }
-need_root() { [ "$(id -u)" = 0 ] || die "this step needs root (it makes a build root with debootstrap): run it with sudo"; mkdir -p "$cache"; }
+# need_root: what every step that enters the build root needs.
+need_root() {
+    [ "$(id -u)" = 0 ] || die "this step needs root (it makes and enters a build root): run it with sudo"
+    unshare --mount true 2>/dev/null ||
+        die "this machine refuses mount namespaces: in a container, give it CAP_SYS_ADMIN (docker: --privileged)"
+    mkdir -p "$cache" || die "cannot make $cache: METAROCE_CACHE names another folder"
+    [ "$(df -Pk "$cache" | awk 'NR == 2 { print int($4 / 1048576) }')" -ge 3 ] ||
+        die "less than 3 GB are free in $cache (a first build needs 10): make room, or name another folder by METAROCE_CACHE"
+}
 
 # checkout_key: a short name for this checkout; what is built from it lies under that name.
 checkout_key() { (cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd -P) | sha256sum | cut -c1-8; }
@@ -19,6 +27,9 @@ checkout_key() { (cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd -P) | sha256sum 
 host_mirror() {
     local m
     m=${METAROCE_MIRROR:-}
+    # A machine that has just been made has no package lists yet.
+    [ -n "$m" ] || apt-get indextargets --format '$(REPO_URI)' 'Created-By: Packages' 2>/dev/null | grep -q . ||
+        apt-get update -qq >&2 || true
     [ -n "$m" ] || m=$(apt-get indextargets --format '$(ORIGIN) $(SUITE) $(REPO_URI)' 'Created-By: Packages' 2>/dev/null |
         awk '$1 == "Debian" && $2 !~ /security/ { print $NF; exit }')
     [ -n "$m" ] || m=$(apt-get indextargets --format '$(REPO_URI)' 'Created-By: Packages' 2>/dev/null |
