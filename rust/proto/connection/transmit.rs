@@ -128,11 +128,9 @@ impl Connection {
         let timestamp = path.tx.resend(now, sequence, len, void);
         path.stats.resent = path.stats.resent.wrapping_add(1);
         self.counters.retransmits = self.counters.retransmits.wrapping_add(1);
-        let full = self.agreed.payload_mtu;
         Self::blank(out);
         out.resend = true;
-        out.may_fragment =
-            matches!(payload, Payload::Send { len, .. } | Payload::Read { len, .. } if len > full);
+        out.may_fragment = self.is_too_large(&payload);
         out.payload = payload;
         if !self.paths.get(i as usize).is_some_and(|p| p.tx.has_lost()) {
             self.lost &= !(1u64 << i);
@@ -187,10 +185,9 @@ impl Connection {
             let (sequence, timestamp) = path.tx.push(now, Some(c), len);
             self.counters.moved = self.counters.moved.wrapping_add(1);
             self.counters.retransmits = self.counters.retransmits.wrapping_add(1);
-            let full = self.agreed.payload_mtu;
             Self::blank(out);
             out.resend = true;
-            out.may_fragment = matches!(payload, Payload::Send { len, .. } | Payload::Read { len, .. } if len > full);
+            out.may_fragment = self.is_too_large(&payload);
             out.payload = payload;
             self.finish_data(now, i, sequence, timestamp, len, &header, out);
             return true;
@@ -209,7 +206,6 @@ impl Connection {
                 self.limited = true;
                 return false;
             };
-            let budget = self.agreed.payload_mtu;
             let Some(slot) = self.streams.slot_mut(id) else {
                 return false;
             };
@@ -222,14 +218,11 @@ impl Connection {
                 slot.deficit = QUANTUM;
             }
             let mut header = StreamHeader::default();
-            let Some(packet) = s.next_packet(now, budget, &mut header) else {
+            let Some(packet) = s.next_packet(now, u32::MAX, &mut header) else {
+                // Should it still say that it can send, it is asked again after its next
+                // event, not now and for ever.
                 slot.deficit = 0;
                 self.streams.delist(List::Send);
-                self.update(now, id);
-                if self.streams.first(List::Send) == Some(id) {
-                    // It says that it can and does not: let others have their turn.
-                    return false;
-                }
                 continue;
             };
             s.sent(packet);
@@ -259,6 +252,7 @@ impl Connection {
             self.counters.sent_packets = self.counters.sent_packets.wrapping_add(1);
             self.counters.sent_bytes = self.counters.sent_bytes.wrapping_add(u64::from(len));
             Self::blank(out);
+            out.may_fragment = self.is_too_large(&payload);
             out.payload = payload;
             self.finish_data(now, i, sequence, timestamp, len, &header, out);
             // The stream's timer may have begun.
@@ -266,6 +260,14 @@ impl Connection {
             return true;
         }
         false
+    }
+
+    /// Whether a payload was cut for larger packets than pass now.
+    fn is_too_large(&self, payload: &Payload) -> bool {
+        match *payload {
+            Payload::Send { len, .. } | Payload::Read { len, .. } => len > self.agreed.payload_mtu,
+            _ => false,
+        }
     }
 
     /// What all data packets have in common: windows, the request for an acknowledgement,
