@@ -251,6 +251,12 @@ void metaroce_skb_set_next(struct sk_buff *skb, struct sk_buff *next)
 	skb->next = next;
 }
 
+void metaroce_udp_set_check(struct sk_buff *skb, __wsum sum)
+{
+	udp_hdr(skb)->check = csum_fold(sum) ?: CSUM_MANGLED_0;
+	skb->ip_summed = CHECKSUM_NONE;
+}
+
 /* Packets on a fragment list, with headers of their own and nothing left to checksum. */
 void metaroce_skb_set_gso_fraglist(struct sk_buff *skb, u16 size, u16 segs)
 {

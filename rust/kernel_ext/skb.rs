@@ -317,7 +317,8 @@ const IPV6_MIN_MTU: u32 = 1280;
 ///
 /// A train is one `sk_buff` with the others on its fragment list. It passes the IP stack,
 /// queues and software interfaces as one packet, and comes apart, without any copy, in
-/// front of a network card or of the receiver.
+/// front of a network card or of the receiver. Its UDP checksums, if any, are complete, and
+/// it says so: a receiver on this machine does not look at them again.
 pub struct TxSkb {
     skb: NonNull<bindings::sk_buff>,
     /// The last packet of the train; dangling while there is one.
@@ -329,6 +330,8 @@ pub struct TxSkb {
     last: u32,
     /// Bytes of IP and UDP header, once they are there.
     headers: u32,
+    /// The UDP checksum is left to the network card.
+    partial: bool,
 }
 
 // SAFETY: As for `Skb`.
@@ -364,6 +367,7 @@ impl TxSkb {
             first: 0,
             last: 0,
             headers: 0,
+            partial: false,
         };
         // SAFETY: A new packet with at least `headroom` bytes.
         unsafe { bindings::metaroce_skb_reserve(skb.as_ptr(), headroom) };
@@ -485,6 +489,7 @@ impl TxSkb {
         let skb = self.as_ptr();
         self.first = self.bytes();
         self.last = self.first;
+        self.partial = h.checksum;
         // SAFETY: The packet is owned, and was made with room for these headers.
         unsafe {
             let udp = bindings::metaroce_skb_push(skb, UDP_LEN).cast::<[u8; 8]>();
@@ -507,10 +512,9 @@ impl TxSkb {
         }
     }
 
-    /// Couples `next` to the train; gives it back when it does not fit. Both have the same
-    /// headers and no UDP checksum. All packets are as long as the first one, but the last
-    /// may be shorter.
-    pub fn couple(&mut self, next: TxSkb) -> Result<(), TxSkb> {
+    /// Couples `next`, which has the same headers, to the train; gives it back when it does
+    /// not fit. All packets are as long as the first one, but the last may be shorter.
+    pub fn couple(&mut self, mut next: TxSkb) -> Result<(), TxSkb> {
         let fits = self.last == self.first
             && next.first <= self.first
             && next.count == 1
@@ -520,6 +524,9 @@ impl TxSkb {
         if !fits {
             return Err(next);
         }
+        // What takes a train apart does not compute the checksums that were left to it.
+        self.complete_checksum();
+        next.complete_checksum();
         let next = ManuallyDrop::new(next);
         let (skb, new) = (self.as_ptr(), next.as_ptr());
         // SAFETY: Both packets are owned, with all headers in front; `new` passes to the
@@ -540,6 +547,27 @@ impl TxSkb {
         self.last = next.first;
         self.count += 1;
         Ok(())
+    }
+
+    /// Computes the UDP checksum when that was left to the network card.
+    fn complete_checksum(&mut self) {
+        if !::core::mem::take(&mut self.partial) {
+            return;
+        }
+        let skb = self.as_ptr();
+        let ip_len = self.headers - UDP_LEN;
+        // SAFETY: The packet is owned; it begins with its IP header, and has nothing coupled
+        // to it (a train has no such checksums). The checksum field holds the sum of the
+        // pseudo header.
+        unsafe {
+            let sum = bindings::skb_checksum(
+                skb,
+                ip_len as i32,
+                (*skb).len.saturating_sub(ip_len) as i32,
+                0,
+            );
+            bindings::metaroce_udp_set_check(skb, sum);
+        }
     }
 
     /// Hands packet or train, with its headers, to the stack.

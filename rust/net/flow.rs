@@ -377,14 +377,13 @@ impl<'a, F: FnMut(Range<usize>, XmitError)> Burst<'a, F> {
         };
         let headers = flow.headers(self.link, tx);
         skb.add_headers(self.sock, &headers);
-        let alone = headers.checksum || headers.may_fragment;
         if let Some(train) = self.train.as_mut().filter(|t| {
-            !alone
-                && t.path == tx.path
+            t.path == tx.path
                 && t.headers.source_port == headers.source_port
                 && t.headers.flow_label == headers.flow_label
-                && !t.headers.checksum
+                && t.headers.checksum == headers.checksum
                 && !t.headers.may_fragment
+                && !headers.may_fragment
         }) {
             match train.skb.couple(skb) {
                 Ok(()) => return,
