@@ -217,7 +217,9 @@ pub fn every_gid(run: &Run, ep: &Endpoint) -> Outcome {
             rkey: remote.rkey,
             ..SendWr::default()
         };
-        Single { qp }.run(ep, &format!("Write over {what}"), wr)?;
+        // The QP stays until the other end is through as well.
+        let single = Single { qp };
+        single.run(ep, &format!("Write over {what}"), wr)?;
         ep.barrier("written").map_err(s)?;
         mr.memory.verify(30_000, 20_000, c + u64::from(!ep.leads)).map_err(|e| format!("Write over {what}: {e}"))?;
     }
