@@ -60,7 +60,7 @@ pub(crate) struct Context {
 /// passes in a millisecond, from one packet to four (or [`CAP_SLACK`]).
 pub(crate) fn slack(rate: u64, paths: u32, mtu: u32) -> u32 {
     let most = mtu.saturating_mul(4).max(CAP_SLACK);
-    let part = rate / 1000 / u64::from(paths.max(1));
+    let part = ratio(rate / 1000, u64::from(paths));
     (part.min(u64::from(most)) as u32).max(mtu)
 }
 
@@ -143,12 +143,12 @@ impl Window {
         // One packet per window of acknowledgements; shared among the paths for a while
         // after a signal, so that sixteen paths do not push like sixteen connections.
         let all = if c.cautious { c.paths.max(1) } else { 1 };
-        let step = u64::from(bytes).saturating_mul(u64::from(c.mtu))
-            / u64::from(self.bytes.max(c.mtu / all).max(1))
-            / u64::from(all)
-            // A loss cuts one of the paths only: as many times slower must all grow, or a
-            // small queue would be full of one connection's attempts.
-            / u64::from(if c.lossy { all } else { 1 });
+        let window = u64::from(self.bytes.max(ratio(c.mtu.into(), all.into()) as u32));
+        let step = u64::from(bytes).saturating_mul(u64::from(c.mtu));
+        // A loss cuts one of the paths only: as many times slower must all grow, or a small
+        // queue would be full of one connection's attempts.
+        let parts = u64::from(all).saturating_mul(u64::from(if c.lossy { all } else { 1 }));
+        let step = ratio(step, window.saturating_mul(parts));
         self.bytes = self.bytes.saturating_add(step.min(u64::from(bytes)) as u32);
     }
 
@@ -217,7 +217,7 @@ impl Window {
         if r.packets == 0 {
             return;
         }
-        let share = (r.marked.min(r.packets) << 10) / r.packets;
+        let share = ratio(u64::from(r.marked.min(r.packets)) << 10, r.packets.into()) as u32;
         // Gain 1/4: a few rounds of marks make the cut what they ask for.
         self.alpha = self.alpha.saturating_mul(3).saturating_add(share) / 4;
         if r.limited {
@@ -248,7 +248,7 @@ impl Window {
         if elapsed < rtt || (self.rate_packets < RATE_PACKETS && elapsed < rtt.saturating_mul(16)) {
             return;
         }
-        let rate = (self.rate_bytes << 20) / elapsed.max(1);
+        let rate = ratio(self.rate_bytes << 20, elapsed);
         // Silence in between says nothing.
         if elapsed < rtt.saturating_mul(32) {
             self.rate = if rate >= self.rate {
@@ -266,6 +266,11 @@ impl Window {
     pub(crate) fn bdp(&self, least: Time) -> u32 {
         u32::try_from((self.rate.saturating_mul(least)) >> 20).unwrap_or(u32::MAX)
     }
+}
+
+/// A quotient; 0 when the divisor is.
+pub(crate) fn ratio(a: u64, b: u64) -> u64 {
+    a.checked_div(b).unwrap_or(0)
 }
 
 /// For how long growth is cautious after a signal.

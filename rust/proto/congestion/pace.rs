@@ -34,18 +34,16 @@ impl Pace {
 
     /// When the next packet may go.
     pub(crate) fn next(&self) -> Time {
-        if self.rate == 0 {
-            return 0;
+        match (BURST << 20).checked_div(self.rate) {
+            Some(time) => self.full_at.saturating_sub(time),
+            None => 0,
         }
-        self.full_at.saturating_sub((BURST << 20) / self.rate)
     }
 
     /// `bytes` go at `now`.
     pub(crate) fn spend(&mut self, now: Time, bytes: u32) {
-        if self.rate == 0 {
-            return;
+        if let Some(time) = (u64::from(bytes) << 20).checked_div(self.rate) {
+            self.full_at = self.full_at.max(now).saturating_add(time);
         }
-        let time = (u64::from(bytes) << 20) / self.rate;
-        self.full_at = self.full_at.max(now).saturating_add(time);
     }
 }

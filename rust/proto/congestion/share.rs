@@ -99,10 +99,9 @@ impl Shares {
         // Each pass satisfies at least one sender or is the last; four bring the shares
         // close enough, the next period goes on from there.
         for _ in 0..4 {
-            if hungry == 0 {
+            let Some(part) = left.checked_div(hungry) else {
                 break;
-            }
-            let part = left / hungry;
+            };
             let mut settled = 0u32;
             for e in self
                 .entries

@@ -252,6 +252,9 @@ pub struct Connection {
     /// Paths whose state changed since the last event.
     changed: u64,
     rotor: u32,
+    /// Path of the running run and the bytes that are left of it.
+    run_path: u32,
+    run_left: u32,
     random: u64,
 
     inflight: u64,
@@ -367,6 +370,8 @@ impl Connection {
             overdue: 0,
             changed: 0,
             rotor: 0,
+            run_path: 0,
+            run_left: 0,
             random,
             inflight: 0,
             windows: 0,
@@ -542,7 +547,7 @@ impl Connection {
                 .inflight
                 .saturating_sub(u64::from(before.saturating_sub(p.tx.inflight())));
             if !p.tx.has_donations() {
-                self.donors &= !(1 << i);
+                self.donors &= !(1u64 << (i & 63));
             }
         }
         if self.streams.len() == 0 {
@@ -756,7 +761,7 @@ impl Connection {
         let mask = self.path_mask();
         let packet = self.packet_bytes();
         let window =
-            (packet.saturating_mul(INITIAL_PACKETS) / u32::from(agreed.paths.max(1))).max(packet);
+            packet.saturating_mul(INITIAL_PACKETS.div_ceil(u32::from(agreed.paths).max(1)));
         for p in self.paths.iter_mut() {
             p.reopen(self.first_epoch, peer_epoch, window);
         }
@@ -895,7 +900,8 @@ impl Connection {
         let time = now.saturating_sub(self.reported_at).max(1);
         self.reported_bytes = self.received_bytes;
         self.reported_at = now;
-        u32::try_from(bytes.saturating_mul(8_000_000) / time).unwrap_or(u32::MAX)
+        let kbit = bytes.saturating_mul(8_000_000).checked_div(time);
+        kbit.and_then(|k| u32::try_from(k).ok()).unwrap_or(u32::MAX)
     }
 
     /// State of the paths in use.

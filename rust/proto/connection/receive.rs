@@ -113,7 +113,7 @@ impl Connection {
         self.received_bytes = self
             .received_bytes
             .wrapping_add(u64::from(info.payload_len));
-        self.ack.dirty |= 1u64 << p.path;
+        self.ack.dirty |= 1u64 << (p.path & 63);
         self.ack.packets = self.ack.packets.saturating_add(1);
         self.ack.bytes = self.ack.bytes.saturating_add(info.payload_len);
         self.ack.batch_over = false;
@@ -296,7 +296,7 @@ impl Connection {
 
     fn receive_path_block(&mut self, now: Time, number: u32, b: &PathBlock, is_reply: bool) {
         let i = usize::from(b.path);
-        let bit = 1u64 << b.path;
+        let bit = 1u64 << (b.path & 63);
         let packet = self.packet_bytes();
         let Some(path) = self.paths.get_mut(i) else {
             return;
@@ -538,7 +538,7 @@ impl Connection {
                 && p.sent.saturating_add(p.rtt.smoothed() / 4) < self.newest
                 && p.sent.saturating_add(p.rtt.smoothed()) < now
             {
-                self.overdue |= 1u64 << i;
+                self.overdue |= 1u64 << (i & 63);
             }
         }
     }
@@ -575,7 +575,7 @@ impl Connection {
             return Ok(());
         }
         let i = usize::from(p.path);
-        let bit = 1u64.checked_shl(u32::from(p.path)).unwrap_or(0);
+        let bit = 1u64 << (p.path & 63);
         let full = self.packet_bytes();
         let path = self.paths.get_mut(i).ok_or(Drop::Path)?;
         let Some(pending) = path.probe.filter(|q| q.challenge == p.challenge) else {

@@ -262,7 +262,7 @@ impl Connection {
         let margin = self.margin.get();
         if let Some(p) = self.paths.get_mut(j as usize) {
             if p.probe.is_none() {
-                self.probe |= 1u64 << j;
+                self.probe |= 1u64 << (j & 63);
                 if p.deadline == Time::MAX {
                     p.deadline = now.saturating_add(p.answer_time(margin));
                 }

@@ -16,6 +16,11 @@ use crate::proto::wire::{
 /// Bytes that a stream may send before the next one's turn.
 const QUANTUM: u32 = 16 << 10;
 
+/// Bytes that go over one path before the next one's turn. Packets of a path that follow
+/// each other pass the host's stack as one, which is where most of the time goes; and a
+/// gap shows at once.
+const RUN: u32 = 16 << 10;
+
 /// Between two packets that ask for an acknowledgement because a window closed.
 const REQUEST_PACKETS: u32 = 4;
 const REQUEST_BYTES: u32 = 16 << 10;
@@ -68,6 +73,15 @@ impl Connection {
     }
 
     fn poll_data(&mut self, now: Time, out: &mut Transmit) -> bool {
+        let sent = self.next_data(now, out);
+        if !sent && self.run_left != 0 {
+            self.run_left = 0;
+            self.rotor = self.run_path.wrapping_add(1) & (PATHS_MAX as u32 - 1);
+        }
+        sent
+    }
+
+    fn next_data(&mut self, now: Time, out: &mut Transmit) -> bool {
         let lost = self.lost & self.good;
         if lost == 0 && self.donors == 0 && self.streams.first(List::Send).is_none() {
             self.limited = false;
@@ -100,7 +114,7 @@ impl Connection {
             return false;
         };
         let Some(sequence) = path.tx.first_lost() else {
-            self.lost &= !(1u64 << i);
+            self.lost &= !(1u64 << (i & 63));
             return false;
         };
         let content = path.tx.record(sequence & 255).and_then(|r| r.content);
@@ -133,7 +147,7 @@ impl Connection {
         out.may_fragment = self.is_too_large(&payload);
         out.payload = payload;
         if !self.paths.get(i as usize).is_some_and(|p| p.tx.has_lost()) {
-            self.lost &= !(1u64 << i);
+            self.lost &= !(1u64 << (i & 63));
         }
         self.finish_data(now, i, sequence, timestamp, len, &header, out);
         if void {
@@ -160,7 +174,7 @@ impl Connection {
             };
             let content = donor.tx.take_donation();
             if !donor.tx.has_donations() {
-                self.donors &= !(1u64 << d);
+                self.donors &= !(1u64 << (d & 63));
                 // A failed path waits for this before it begins anew.
                 donor.deadline = donor.deadline.min(now);
                 self.path_timer = self.path_timer.min(donor.deadline);
@@ -286,7 +300,16 @@ impl Connection {
         let bytes = u32::from(len);
         self.inflight = self.inflight.saturating_add(u64::from(bytes));
         self.pace.spend(now, bytes);
-        self.rotor = i.wrapping_add(1) & (PATHS_MAX as u32 - 1);
+        if self.run_path != i || self.run_left == 0 {
+            self.run_path = i;
+            self.run_left = RUN;
+        }
+        self.run_left = self.run_left.saturating_sub(bytes);
+        self.rotor = if self.run_left == 0 {
+            i.wrapping_add(1) & (PATHS_MAX as u32 - 1)
+        } else {
+            i
+        };
         self.since_request_packets = self.since_request_packets.saturating_add(1);
         self.since_request_bytes = self.since_request_bytes.saturating_add(bytes);
         let margin = self.margin.get();
@@ -303,8 +326,8 @@ impl Connection {
             path.deadline = now.saturating_add(path.silence(margin));
             self.path_timer = self.path_timer.min(path.deadline);
         }
-        if self.overdue & (1u64 << i) != 0 {
-            self.overdue &= !(1u64 << i);
+        if self.overdue & (1u64 << (i & 63)) != 0 {
+            self.overdue &= !(1u64 << (i & 63));
             path.nudged = true;
         }
         let closed = self.inflight >= window || path.tx.inflight() >= path.window.bytes();
@@ -341,6 +364,9 @@ impl Connection {
             if self.paths.get(i as usize).is_some_and(|p| p.tx.has_room()) {
                 return Some(i);
             }
+        }
+        if self.run_left != 0 && self.open & (1u64 << (self.run_path & 63)) != 0 {
+            return Some(self.run_path);
         }
         let mut mask = self.open;
         // Begin where the last choice ended, so that equals take turns.
@@ -527,7 +553,7 @@ impl Connection {
         {
             p.deadline = now.saturating_add(p.silence(margin));
             self.path_timer = self.path_timer.min(p.deadline);
-            self.probe |= 1u64 << i;
+            self.probe |= 1u64 << (i & 63);
         }
     }
 
@@ -750,7 +776,7 @@ impl Connection {
             }
             Body::Ack(a) => {
                 for b in a.blocks.paths() {
-                    self.ack.dirty |= 1u64.checked_shl(u32::from(b.path)).unwrap_or(0);
+                    self.ack.dirty |= 1u64 << (b.path & 63);
                 }
                 for b in a.blocks.streams() {
                     // A block's sender is this end.
