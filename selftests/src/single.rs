@@ -8,7 +8,7 @@ use crate::ktap::Outcome;
 use crate::verbs::{self, Qp, QpInit, SendWr, Wc};
 use crate::{check, fail};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// A QP that is connected, with an own CQ.
 pub struct Single {
@@ -47,12 +47,14 @@ impl Single {
 
     /// The same with a patience of its own.
     pub fn success_within(&self, patience: Duration, what: &str) -> Outcome<Wc> {
+        let begin = Instant::now();
         let wc = self.completion_within(patience, what)?;
         check!(
             wc.status == verbs::IBV_WC_SUCCESS,
-            "{what}: completed with {} (vendor {:#x})",
+            "{what}: completed with {} (vendor {:#x}) after {} ms",
             verbs::status_name(wc.status),
-            wc.vendor_err
+            wc.vendor_err,
+            begin.elapsed().as_millis()
         );
         Ok(wc)
     }

@@ -37,7 +37,7 @@ Without a role, HOST=1 listens and any other HOST connects to the first of PEERS
 
 The connecting end prints one line a test:
   RESULT test=write_bw dev=mroce0 size=65536 depth=16 qps=1 seconds=2.00 MiBps=... Mbps=... msgps=... cpu=...
-  RESULT test=write_lat dev=mroce0 size=64 n=... us_min=... us_p50=... us_p99=... us_mean=...
+  RESULT test=write_lat dev=mroce0 size=64 n=... us_min=... us_p50=... us_p99=... us_mean=... us_max=...
 gap_ms is the longest time without a completion. Latency is taken over groups of 4 round trips (reading the clock costs as much as a short
 exchange); percentiles are those of the groups. cpu is the processor time of this end's
 process a second, in processors; the kernel's softirq time is not in it. All options but role
@@ -111,6 +111,7 @@ pub fn latency_values(mut groups: Vec<Duration>, trips: f64) -> Values {
         ("us_p50", at(0.5)),
         ("us_p99", at(0.99)),
         ("us_mean", mean),
+        ("us_max", at(1.0)),
     ]
 }
 

@@ -1,0 +1,101 @@
+# SPDX-License-Identifier: GPL-2.0
+# lib.sh: shared by the scripts of this folder; to be sourced. They run as root inside a test
+# machine (qemu-test/run --help describes the environment) or on any machine with two devices.
+
+: "${KIND:=metaroce}"            # link type under test
+: "${DEV:=${RDMA_DEV:-mroce0}}"  # device under test
+
+ktap_number=0 ktap_passed=0 ktap_failed=0 ktap_skipped=0
+
+note() { printf '%s\n' "$*" | sed 's/^/# /'; }
+
+# plan N: head of a KTAP report.
+plan() { printf 'KTAP version 1\n1..%s\n' "$1"; }
+
+ok() { ktap_number=$((ktap_number + 1)) ktap_passed=$((ktap_passed + 1)); echo "ok $ktap_number $*"; }
+not_ok() { ktap_number=$((ktap_number + 1)) ktap_failed=$((ktap_failed + 1)); echo "not ok $ktap_number $*"; }
+skip() { ktap_number=$((ktap_number + 1)) ktap_skipped=$((ktap_skipped + 1)); echo "ok $ktap_number $1 # SKIP ${2:-}"; }
+
+# finish: sums; the exit status of a script: 0, 1 with failures, 4 when everything was skipped.
+finish() {
+    echo "# totals: pass:$ktap_passed fail:$ktap_failed skip:$ktap_skipped"
+    [ "$ktap_failed" = 0 ] || exit 1
+    [ "$ktap_passed" != 0 ] || exit 4
+    exit 0
+}
+
+# run_case NAME: calls the function NAME in a subshell: status 0 passes, 4 skips, others fail.
+# What it prints is shown as notes.
+run_case() {
+    local name=$1 out status begun=$SECONDS
+    out=$( (set -e; "$name") 2>&1)
+    status=$?
+    case $status in
+        0) [ -z "$out" ] || note "$out"; ok "$name # $((SECONDS - begun)) s" ;;
+        4) skip "$name" "$out" ;;
+        *) note "$out"; note "status $status"; not_ok "$name" ;;
+    esac
+}
+
+# busywait SECONDS COMMAND...: repeats COMMAND until it succeeds; says what it waited for when not.
+busywait() {
+    local deadline=$((SECONDS + $1))
+    shift
+    while ! "$@" >/dev/null 2>&1; do
+        if [ "$SECONDS" -ge "$deadline" ]; then
+            echo "waited in vain for: $*"
+            return 1
+        fi
+        read -rt 0.05 <> <(:) || :
+    done
+}
+
+# grown FILE NUMBER: the number in FILE is above NUMBER.
+grown() { [ "$(cat "$1")" -gt "$2" ]; }
+
+# refused ERRNO-TEXT COMMAND...: COMMAND fails and its message contains the text.
+refused() {
+    local text=$1 out
+    shift
+    if out=$("$@" 2>&1); then
+        echo "'$*' was not refused"
+        return 1
+    fi
+    case $out in *"$text"*) ;; *) echo "'$*' said '$out' instead of '$text'"; return 1 ;; esac
+}
+
+# path_bytes DEVICE: "PATH BYTES" for each path on which the device has sent.
+# The one place that knows where a provider keeps these numbers.
+path_bytes() {
+    local f n
+    for f in "/sys/class/infiniband/$1/ports/1/hw_counters"/path*_tx_bytes; do
+        [ -e "$f" ] || continue
+        n=${f##*/path}
+        echo "${n%_tx_bytes} $(cat "$f")"
+    done | sort -n
+}
+
+# counter DEVICE NAME: a hardware counter, 0 where there is none of that name.
+counter() { cat "/sys/class/infiniband/$1/ports/1/hw_counters/$2" 2>/dev/null || echo 0; }
+
+# share_table BEFORE AFTER: the share of each path in what was sent between two outputs of path_bytes.
+share_table() {
+    join <(sort "$1") <(sort "$2") | sort -n | awk '
+        { sent[n] = $3 - $2; path[n] = $1; total += $3 - $2; n++ }
+        END {
+            if (total == 0) { print "no bytes on any path"; exit }
+            printf "path        bytes   share\n"
+            for (i = 0; i < n; i++) if (sent[i] > 0) {
+                bar = sprintf("%*s", int(sent[i] * 400 / total + 0.5), ""); gsub(/ /, "#", bar)
+                printf "%4d %12d  %5.1f %%  %s\n", path[i], sent[i], sent[i] * 100 / total, bar
+                used++
+            }
+            printf "%d paths, %.1f MiB\n", used, total / 1048576
+        }'
+}
+
+# median: of the numbers on stdin.
+median() { sort -g | awk '{ v[NR] = $1 } END { if (NR) print (NR % 2) ? v[(NR + 1) / 2] : (v[NR / 2] + v[NR / 2 + 1]) / 2; else print 0 }'; }
+
+# value KEY: that value of the RESULT lines on stdin.
+value() { sed -n "s/^RESULT .*[ ]$1=\([^ ]*\).*/\1/p"; }
