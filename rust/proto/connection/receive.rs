@@ -379,9 +379,7 @@ impl Connection {
         // Spurious resends raise the gap threshold, calm lowers it.
         if spurious > 0 {
             self.counters.spurious = self.counters.spurious.wrapping_add(u64::from(spurious));
-            path.threshold = extent
-                .saturating_add(1)
-                .clamp(threshold.saturating_add(1), THRESHOLD_MAX);
+            path.threshold = extent.max(threshold).saturating_add(1).min(THRESHOLD_MAX);
             path.calm = 0;
             path.window.undo();
         } else if duplicates != 0 && duplicates < 0x8000 && path.tx.was_resending() {

@@ -671,18 +671,19 @@ impl Connection {
                 break;
             };
             let ask = core::mem::take(&mut slot.query);
-            if slot.stream.is_none() {
+            let Some(stream) = slot.stream.as_deref() else {
                 continue;
-            }
+            };
             for (a, dir) in ask.iter().zip([Direction::Request, Direction::Response]) {
                 if *a {
                     any = true;
+                    let (sseq, round) = stream.query(dir);
                     q.push(&Query {
                         dst_qpn: slot.remote_qpn,
                         src_qpn: slot.qpn,
                         dir,
-                        sseq: 0,
-                        round: 0,
+                        sseq,
+                        round,
                     });
                 }
             }
@@ -825,6 +826,7 @@ impl Connection {
         if let Some(c) = content {
             if let Some(s) = self.streams.stream_of(c.stream.0, c.generation) {
                 s.released(now, c.packet);
+                s.source_lost(c.packet);
                 self.touch(now, c.stream.0);
             }
         }

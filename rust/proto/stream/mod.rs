@@ -385,6 +385,31 @@ impl Stream {
         }
     }
 
+    /// The memory that a packet was to be sent from is gone. A WR fails in its turn; as
+    /// responder the QP fails, since the READ was accepted already.
+    pub fn source_lost(&mut self, packet: PacketRef) {
+        if packet.generation != self.c.generation || !self.c.responds() {
+            return;
+        }
+        match packet.dir {
+            Direction::Request => self.requester.source_lost(packet.index),
+            Direction::Response => {
+                self.c.enter_error(Some(Fault::Operation));
+                self.responder.stop();
+            }
+        }
+    }
+
+    /// What a query for direction `dir` tells beside the QP numbers: a sequence that is not
+    /// accepted yet, and the round.
+    pub fn query(&self, dir: Direction) -> (u32, u8) {
+        let out = match dir {
+            Direction::Request => &self.requester.out,
+            Direction::Response => &self.responder.out,
+        };
+        (out.cum(), out.round())
+    }
+
     fn out(&mut self, packet: &PacketRef) -> Option<&mut Outbound> {
         match packet.dir {
             _ if packet.generation != self.c.generation => None,

@@ -550,6 +550,14 @@ impl Requester {
         }
     }
 
+    /// The memory of a WR is gone.
+    pub(super) fn source_lost(&mut self, wr: u32) {
+        let unfinished = !before(wr, self.head) && before(wr, self.tail) && !self.is_done(wr);
+        if unfinished {
+            self.set_fail(wr, Status::LocalProtection);
+        }
+    }
+
     /// The peer's block about the requests.
     pub(super) fn on_block(&mut self, c: &Common, now: Time, b: &StreamBlock) {
         if !matches!(c.state, State::Rts | State::Sqd) {
