@@ -167,6 +167,8 @@ pub struct Host {
     pub config: Config,
     /// It is running.
     pub is_on: bool,
+    /// The machine stands still until then: nothing is handled, timers are late.
+    pub stalled_until: Time,
     pub(crate) in_batch: bool,
     pub(crate) conns: Vec<Option<Conn>>,
     /// Queue pairs.
@@ -255,6 +257,7 @@ impl Host {
             index,
             config,
             is_on: true,
+            stalled_until: 0,
             in_batch: false,
             conns: Vec::new(),
             qps: Vec::new(),

@@ -218,6 +218,16 @@ impl Sim {
         };
         self.now = entry.at;
         let now = self.now;
+        let host = match &entry.work {
+            Work::Deliver(d) => d.to,
+            Work::Placed { host, .. } | Work::Timer { host, .. } | Work::BatchEnd { host } => *host,
+        };
+        let until = self.hosts[host].stalled_until;
+        if until > now {
+            // The machine stands still: it all happens when it wakes up, in this order.
+            self.schedule(until, entry.work);
+            return true;
+        }
         match entry.work {
             Work::Deliver(d) => {
                 let to = d.to;
