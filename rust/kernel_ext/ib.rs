@@ -249,8 +249,9 @@ impl Back<bindings::ib_device> {
         let _bh = bh::disable();
         let raw = self.raw.lock();
         // SAFETY: the device lives while the lock is held: its end begins with `cut`.
-        (!raw.is_null() && unsafe { bindings::metaroce_ib_device_try_get(*raw) })
-            .then_some(Held(*raw))
+        let held = !raw.is_null() && unsafe { bindings::metaroce_ib_device_try_get(*raw) };
+        // Not `then_some`: a `Held` that is made only to be dropped would put the device.
+        held.then(|| Held(*raw))
     }
 
     /// The netdev below the port, unless it is going. Process context.
