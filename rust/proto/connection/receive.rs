@@ -460,24 +460,25 @@ impl Connection {
             self.cautious_until = now.saturating_add(caution(self.srtt));
         }
 
-        // Silence is counted from here.
-        if news || any {
-            path.unanswered = 0;
-            path.probe = None;
-            path.nudged = false;
-            if any {
-                path.stalls = 0;
+        // Silence is counted from here. A path that was left has its own timer.
+        if path.health != Health::Failed {
+            if news || any {
+                path.unanswered = 0;
+                path.probe = None;
+                path.nudged = false;
+                if any {
+                    path.stalls = 0;
+                }
+                self.overdue &= !bit;
+                self.probe &= !bit;
             }
-            self.overdue &= !bit;
-            self.probe &= !bit;
+            path.deadline = if path.tx.is_outstanding() {
+                now.saturating_add(path.silence(self.margin.get()))
+            } else {
+                Time::MAX
+            };
+            self.path_timer = self.path_timer.min(path.deadline);
         }
-        let outstanding = path.tx.is_outstanding();
-        path.deadline = if outstanding {
-            now.saturating_add(path.silence(self.margin.get()))
-        } else {
-            Time::MAX
-        };
-        self.path_timer = self.path_timer.min(path.deadline);
         let window = path.window.bytes();
         let health = path.health;
         let flying = path.tx.inflight();
