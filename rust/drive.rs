@@ -50,7 +50,7 @@ use crate::{
         },
         connection::{self, Connection},
         stream,
-        wire::{self, Packet},
+        wire::{self, Body, Packet},
     },
     verbs::{
         device::DeviceInner,
@@ -355,6 +355,12 @@ pub fn receive(device: &Arc<DeviceInner>, skb: Skb) {
         payload_len: skb.len().saturating_sub(packet.header_len() as u32),
     };
     let skip = packet.header_len() as u32;
+    // Somebody waits for this one: it does not wait for the end of the batch.
+    let urgent = match packet.body() {
+        Body::Data(path, _) => path.ack_request,
+        Body::Ack(_) => true,
+        _ => false,
+    };
 
     let mut state = conn.state.lock();
     let State {
@@ -382,19 +388,19 @@ pub fn receive(device: &Arc<DeviceInner>, skb: Skb) {
                 drop(state);
                 // Cannot happen: `may_hold` has looked.
                 drop(refused);
-                bh::queue(&conn);
-                return;
+                return conn.wake(urgent);
             }
             placement
         }
         Ok(Receive::Done) => {
             drop(state);
-            bh::queue(&conn);
-            return;
+            return conn.wake(urgent);
         }
         Err(why) => {
             drop(state);
-            return device.count_drop(why);
+            device.count_drop(why);
+            // A duplicate may say that an acknowledgement was lost.
+            return conn.wake(false);
         }
     };
     let Some(qp) = qp_of(qps, placement.token.stream).cloned() else {
@@ -405,7 +411,8 @@ pub fn receive(device: &Arc<DeviceInner>, skb: Skb) {
             Placed::Fault(Fault::Operation),
             &mut host,
         );
-        return;
+        drop(state);
+        return conn.wake(false);
     };
     let plan = qp.plan(&placement);
     drop(state);
@@ -424,7 +431,7 @@ pub fn receive(device: &Arc<DeviceInner>, skb: Skb) {
     drop(state);
     drop(plan);
     drop(qp);
-    bh::queue(&conn);
+    conn.wake(urgent);
 }
 
 /// Answers what concerns no connection, without keeping anything.
@@ -496,6 +503,16 @@ impl Conn {
         drop((held, qps));
         timer::cancel_sync(self);
         bh::cancel_sync(self);
+    }
+
+    /// Sees to it that what has arrived takes effect: now, or at the end of the batch of
+    /// packets that it came with. Softirq.
+    fn wake(self: &Arc<Self>, urgent: bool) {
+        if urgent {
+            self.run();
+        } else {
+            bh::queue(self);
+        }
     }
 
     /// Drains the core: completes, sends, copies what was held, until nothing is left or
