@@ -22,9 +22,8 @@ use crate::proto::api::Time;
 /// Packets that all paths together may have in flight at first.
 pub(crate) const INITIAL_PACKETS: u32 = 64;
 
-/// Room above the bandwidth-delay product that a path's window always has: 4 packets, or
-/// this if it is more, so that batching and delayed acknowledgements do not starve it.
-const CAP_SLACK: u32 = 16 << 10;
+/// More lateness than this is not made up for by longer queues.
+const LATENESS_MAX: Time = 10_000_000;
 
 /// A window never gets lower. It is less than a packet: a path with an empty network may
 /// send one anyway, the sum of the windows limits the connection.
@@ -56,12 +55,15 @@ pub(crate) struct Context {
     pub(crate) slack: u32,
 }
 
-/// The room for a path of `paths` over which `rate` bytes per second are delivered: what
-/// passes in a millisecond, from one packet to four (or [`CAP_SLACK`]).
-pub(crate) fn slack(rate: u64, paths: u32, mtu: u32) -> u32 {
-    let most = mtu.saturating_mul(4).max(CAP_SLACK);
-    let part = ratio(rate / 1000, u64::from(paths));
-    (part.min(u64::from(most)) as u32).max(mtu)
+/// The room for one of `paths` paths of a connection to which `rate` bytes per second are
+/// delivered: a part of [`INITIAL_PACKETS`], and what passes while a host is late. Round
+/// trips that are long because a machine stood still must not look like a queue: the rate
+/// that they allow would shrink the windows, and these the rate.
+pub(crate) fn slack(rate: u64, paths: u32, mtu: u32, lateness: Time) -> u32 {
+    let paths = u64::from(paths);
+    let fixed = ratio(u64::from(mtu.saturating_mul(INITIAL_PACKETS)), paths);
+    let late = ratio(rate.saturating_mul(lateness.min(LATENESS_MAX)) / 1_000_000_000, paths);
+    u32::try_from(fixed.max(u64::from(mtu)).saturating_add(late)).unwrap_or(u32::MAX)
 }
 
 /// Congestion state of a path.

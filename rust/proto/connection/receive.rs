@@ -423,6 +423,7 @@ impl Connection {
                 rate.saturating_mul(u64::from(self.agreed.paths)),
                 u32::from(self.agreed.paths),
                 packet,
+                lateness,
             ),
         };
         // Loss or a long round trip mean a queue when they exceed what batching explains.
