@@ -34,7 +34,7 @@ path_bytes "$DEV" >/tmp/paths.before
 say "an unmodified program: ibv_rc_pingpong, IPv4 and IPv6"
 both "ibv_rc_pingpong -d $DEV -g $GID4" "ibv_rc_pingpong -d $DEV -g $GID4 $peer"
 if [ -n "${PEERS6:-}" ]; then
-    both "ibv_rc_pingpong -d $DEV -g $GID6" "ibv_rc_pingpong -d $DEV -g $GID6 ${PEERS6%% *}"
+    both "ibv_rc_pingpong -d $DEV -g $GID6" "ibv_rc_pingpong -d $DEV -g $GID6 $peer"
 fi
 
 say "verified data: every opcode, sizes up to 1 MiB, flags after data, random requests both ways"

@@ -81,6 +81,7 @@ counter() { cat "/sys/class/infiniband/$1/ports/1/hw_counters/$2" 2>/dev/null ||
 # share_table BEFORE AFTER: the share of each path in what was sent between two outputs of path_bytes.
 share_table() {
     join <(sort "$1") <(sort "$2") | sort -n | awk '
+        BEGIN { n = 0 }
         { sent[n] = $3 - $2; path[n] = $1; total += $3 - $2; n++ }
         END {
             if (total == 0) { print "no bytes on any path"; exit }

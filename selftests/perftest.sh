@@ -58,11 +58,11 @@ run_one() {
             [ "$HOST" != 2 ] || skip "${name}_ipv6" "no IPv6"
             return
         fi
-        gid=$GID6 peer=${PEERS6%% *}
+        gid=$GID6
     fi
     case $command in
-        # perftest exchanges its numbers over IPv4; the data goes by the GID.
-        ib_*) address="-d $DEV -x $gid -F"; peer=${PEERS%% *} ;;
+        # The programs exchange their numbers over IPv4; the data goes by the GID.
+        ib_*) address="-d $DEV -x $gid -F" ;;
         *) address="-d $DEV -g $gid" ;;
     esac
     if [ "$HOST" = 1 ]; then
