@@ -61,3 +61,25 @@ fn loss_costs_little() {
         assert!(r / full > least, "{r} of {full}");
     }
 }
+
+/// Busy machines: hosts stand still for milliseconds, many times a second.
+#[test]
+fn loss_on_noisy_hosts() {
+    for noise in [2 * MS, 6 * MS] {
+        let mut rates = Vec::new();
+        for loss in [0, 10_000, 100_000] {
+            let mut link = Link::new(400_000, 100 * US);
+            link.loss = loss;
+            let (mut sim, _, qa) = pair(5, &link);
+            sim.hosts[0].config.margin = MS;
+            sim.noise = noise;
+            sim.batch_time = 10 * US;
+            let flow = stream_writes(&mut sim, &[qa], 64, 2 * S);
+            print_counters(&mut sim, qa);
+            rates.push(flow.rate);
+        }
+        println!("noise {noise}: {rates:.0?}");
+        assert!(rates[1] > 0.95 * rates[0]);
+        assert!(rates[2] > 0.80 * rates[0]);
+    }
+}

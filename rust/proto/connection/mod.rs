@@ -60,6 +60,9 @@ const TOMBSTONE_LIFE: Time = 4_000_000_000;
 /// Streams that a packet asked for and that are not there, to be answered.
 const REFUSALS: usize = 16;
 
+/// Lateness is told to the peer in units of this power of two, in ns.
+const LATENESS_SHIFT: u32 = 16;
+
 /// Probes that wait for their replies to be sent.
 const REPLIES: usize = 16;
 

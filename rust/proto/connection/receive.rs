@@ -5,7 +5,7 @@
 #![forbid(unsafe_code)]
 
 use super::streams::List;
-use super::{Connection, ConnectionState, TOMBSTONE_LIFE};
+use super::{Connection, ConnectionState, LATENESS_SHIFT, TOMBSTONE_LIFE};
 use crate::proto::api::{Direction, Host, Opcode, Receive, RxInfo, StreamHeader, Time};
 use crate::proto::congestion::{caution, share_window, slack, Context};
 use crate::proto::path::{Acked, Arrival, Health, SendHalf, THRESHOLD_MAX};
@@ -242,6 +242,8 @@ impl Connection {
                 return Err(Drop::AckInvalid);
             }
         }
+        self.margin
+            .peer_late(now, Time::from(h.lateness) << LATENESS_SHIFT);
         for b in blocks.paths() {
             self.receive_path_block(now, h.number, &b, is_reply);
         }
@@ -412,7 +414,7 @@ impl Connection {
             .unwrap_or(path.rtt.smoothed())
             .min(self.least_rtt.saturating_mul(2));
         let rate = path.window.rate().max(1);
-        let lateness = self.margin.lateness();
+        let lateness = self.margin.both();
         let context = Context {
             mtu: packet,
             paths: u32::from(self.agreed.paths),
@@ -474,7 +476,7 @@ impl Connection {
                 self.probe &= !bit;
             }
             path.deadline = if path.tx.is_outstanding() {
-                now.saturating_add(path.silence(self.margin.get()))
+                now.saturating_add(path.silence(self.margin.pause()))
             } else {
                 Time::MAX
             };
@@ -610,7 +612,7 @@ impl Connection {
             self.lost |= bit;
         }
         path.deadline = if path.tx.is_outstanding() {
-            now.saturating_add(path.silence(self.margin.get()))
+            now.saturating_add(path.silence(self.margin.pause()))
         } else {
             Time::MAX
         };
@@ -628,7 +630,7 @@ impl Connection {
                 if path.replies >= 2 {
                     self.revive(now, i);
                 } else {
-                    path.deadline = now.saturating_add(path.silence(self.margin.get()));
+                    path.deadline = now.saturating_add(path.silence(self.margin.pause()));
                     self.path_timer = self.path_timer.min(path.deadline);
                     self.probe |= bit;
                 }

@@ -190,6 +190,7 @@ impl Connection {
     fn path_silent(&mut self, now: Time, i: usize) {
         let bit = 1u64 << (i & 63);
         let margin = self.margin.get();
+        let pause = self.margin.pause();
         let newest = self.newest;
         let donating = self.donors & bit != 0;
         let Some(p) = self.paths.get_mut(i) else {
@@ -204,18 +205,20 @@ impl Connection {
                     }
                     // Ask what has arrived; and ask another path as well, since its
                     // answer is what tells failure from a machine that stood still.
-                    p.deadline = now.saturating_add(p.answer_time(margin));
+                    p.deadline = now.saturating_add(p.silence(pause));
                     self.probe |= bit;
                     self.ask_another(now, i);
                     return;
                 };
                 p.unanswered = p.unanswered.saturating_add(1);
-                if newest >= pending.sent && self.good & !bit != 0 {
+                let judged = now >= pending.first.saturating_add(p.answer_time(margin));
+                if judged && newest >= pending.first && self.good & !bit != 0 {
                     self.suspect(now, i);
                     return;
                 }
-                // Nobody progresses: neither network nor peer is to blame on one path.
-                let wait = p.answer_time(margin) << p.unanswered.min(10);
+                // The probe or its answer may be lost as well; and when nobody progresses,
+                // neither network nor peer is to blame on one path. Ask again.
+                let wait = p.silence(pause) << p.unanswered.min(10);
                 p.deadline = now.saturating_add(wait.min(PROBE_MAX));
                 self.probe |= bit;
                 self.ask_another(now, i);

@@ -5,7 +5,7 @@
 #![forbid(unsafe_code)]
 
 use super::streams::List;
-use super::{Connection, ConnectionState, MtuSearch, PATHS_MAX};
+use super::{Connection, ConnectionState, MtuSearch, LATENESS_SHIFT, PATHS_MAX};
 use crate::proto::api::{Direction, Payload, StreamHeader, Time, Transmit, DATA_OVERHEAD};
 use crate::proto::path::{Content, Health, Pending, OUTSTANDING_MAX};
 use crate::proto::wire::{
@@ -312,7 +312,7 @@ impl Connection {
         };
         self.since_request_packets = self.since_request_packets.saturating_add(1);
         self.since_request_bytes = self.since_request_bytes.saturating_add(bytes);
-        let margin = self.margin.get();
+        let pause = self.margin.pause();
         let remote_cid = self.remote_cid;
         let window = self.windows.min(u64::from(self.share_window));
         let idle = self.streams.first(List::Send).is_none()
@@ -323,7 +323,7 @@ impl Connection {
         };
         path.sent = now;
         if path.deadline == Time::MAX {
-            path.deadline = now.saturating_add(path.silence(margin));
+            path.deadline = now.saturating_add(path.silence(pause));
             self.path_timer = self.path_timer.min(path.deadline);
         }
         if self.overdue & (1u64 << (i & 63)) != 0 {
@@ -444,6 +444,7 @@ impl Connection {
             number: self.ack.number,
             share: self.grant,
             plane: 0,
+            lateness: u8::try_from(self.margin.lateness() >> LATENESS_SHIFT).unwrap_or(u8::MAX),
         }
     }
 
@@ -542,7 +543,7 @@ impl Connection {
     /// A path that carries nothing but acknowledgements shows no silence of its own. When
     /// the peer probes, acknowledgements may be what it misses: then such paths are asked.
     fn keep_alive(&mut self, now: Time, i: u32) {
-        let margin = self.margin.get();
+        let pause = self.margin.pause();
         let Some(p) = self.paths.get_mut(i as usize) else {
             return;
         };
@@ -551,7 +552,7 @@ impl Connection {
             && now.saturating_sub(p.alive) > KEEPALIVE
             && now < self.doubt_until
         {
-            p.deadline = now.saturating_add(p.silence(margin));
+            p.deadline = now.saturating_add(p.silence(pause));
             self.path_timer = self.path_timer.min(p.deadline);
             self.probe |= 1u64 << (i & 63);
         }
@@ -610,6 +611,7 @@ impl Connection {
             padding,
         };
         p.probe = Some(Pending {
+            first: p.probe.map_or(now, |earlier| earlier.first),
             sent: now,
             stamp,
             challenge,

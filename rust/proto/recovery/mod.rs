@@ -101,6 +101,8 @@ pub(crate) struct Margin {
     floor: Time,
     /// Recent lateness of own timers, decaying.
     late: Time,
+    /// The same of the peer, as it says.
+    peer_late: Time,
     /// Recent delay of acknowledgements at the peer, decaying.
     ack_delay: Time,
     decayed: Time,
@@ -114,6 +116,7 @@ impl Margin {
         Self {
             floor,
             late: 0,
+            peer_late: 0,
             ack_delay: 0,
             decayed: 0,
         }
@@ -123,6 +126,7 @@ impl Margin {
         if now.saturating_sub(self.decayed) >= DECAY {
             self.decayed = now;
             self.late /= 2;
+            self.peer_late /= 2;
             self.ack_delay /= 2;
         }
     }
@@ -139,6 +143,22 @@ impl Margin {
         self.ack_delay = self.ack_delay.max(by);
     }
 
+    /// The peer says that its timers are this late.
+    pub(crate) fn peer_late(&mut self, now: Time, by: Time) {
+        self.decay(now);
+        self.peer_late = self.peer_late.max(by);
+    }
+
+    /// How much of a round trip machines that stand still explain.
+    pub(crate) fn both(&self) -> Time {
+        self.late.saturating_add(self.peer_late)
+    }
+
+    /// Least time between two questions on a path.
+    pub(crate) fn pause(&self) -> Time {
+        self.floor / 2
+    }
+
     /// Recent lateness.
     pub(crate) fn lateness(&self) -> Time {
         self.late
@@ -148,6 +168,6 @@ impl Margin {
     pub(crate) fn get(&self) -> Time {
         self.floor
             .max(self.ack_delay.saturating_mul(2))
-            .max(self.late.saturating_mul(4))
+            .max(self.late.max(self.peer_late).saturating_mul(4))
     }
 }

@@ -201,6 +201,9 @@ pub struct AckHeader {
     pub share: u32,
     /// Plane that `share` is about.
     pub plane: u8,
+    /// How late things happen on the machine that sends this, in units of 2^16 ns; 255 is
+    /// that or more.
+    pub lateness: u8,
 }
 
 /// Path blocks and stream blocks of a packet; both were checked.
@@ -259,12 +262,13 @@ impl<'a> Ack<'a> {
         let paths = r.u8()?;
         let streams = r.u8()?;
         let plane = r.u8()?;
-        let _reserved = r.u8()?;
+        let lateness = r.u8()?;
         Ok(Self {
             header: AckHeader {
                 number,
                 share,
                 plane,
+                lateness,
             },
             blocks: Blocks::parse(r, paths, streams)?,
         })
@@ -294,7 +298,7 @@ impl<'a, 'b> AckWriter<'a, 'b> {
         w.u8(0);
         w.u8(0);
         w.u8(h.plane);
-        w.u8(0);
+        w.u8(h.lateness);
         Self {
             w,
             counts,

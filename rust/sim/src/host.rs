@@ -169,6 +169,8 @@ pub struct Host {
     pub is_on: bool,
     /// The machine stands still until then: nothing is handled, timers are late.
     pub stalled_until: Time,
+    /// Next time that it does so by itself.
+    pub next_noise: Time,
     pub(crate) in_batch: bool,
     pub(crate) conns: Vec<Option<Conn>>,
     /// Queue pairs.
@@ -258,6 +260,7 @@ impl Host {
             config,
             is_on: true,
             stalled_until: 0,
+            next_noise: 0,
             in_batch: false,
             conns: Vec::new(),
             qps: Vec::new(),

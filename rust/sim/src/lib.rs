@@ -105,6 +105,9 @@ pub struct Sim {
     pub copy_time: Time,
     /// Packets that arrive within this time form a batch.
     pub batch_time: Time,
+    /// Hosts stand still for up to this long and then work for up to this long; 0 is
+    /// never. For tests that look after it.
+    pub noise: Time,
     /// Prints each packet.
     pub trace: bool,
     queue: BinaryHeap<Reverse<Entry>>,
@@ -123,6 +126,7 @@ impl Sim {
             notes: VecDeque::new(),
             copy_time: 2 * US,
             batch_time: 0,
+            noise: 0,
             trace: false,
             queue: BinaryHeap::new(),
             order: 0,

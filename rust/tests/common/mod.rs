@@ -46,6 +46,19 @@ pub struct Flow {
     pub pause: Time,
 }
 
+/// Lets hosts stand still now and then, when [`Sim::noise`] says so.
+fn noise(sim: &mut Sim) {
+    if sim.noise == 0 {
+        return;
+    }
+    for h in 0..sim.hosts.len() {
+        if sim.hosts[h].next_noise <= sim.now {
+            sim.hosts[h].stalled_until = sim.now + sim.rng.below(sim.noise);
+            sim.hosts[h].next_noise = sim.hosts[h].stalled_until + sim.rng.below(sim.noise);
+        }
+    }
+}
+
 /// Keeps `depth` Writes of 64 KiB outstanding on each of the QPs of host 0 for `time`.
 pub fn stream_writes(sim: &mut Sim, qps: &[usize], depth: usize, time: Time) -> Flow {
     let len = 65536;
@@ -70,6 +83,7 @@ pub fn stream_writes(sim: &mut Sim, qps: &[usize], depth: usize, time: Time) -> 
         if !sim.step(end) {
             break;
         }
+        noise(sim);
         while let Some((h, n)) = sim.notes.pop_front() {
             if let (0, Note::Sent { status, wr, qp }) = (h, n) {
                 assert_eq!(status, Status::Success);
