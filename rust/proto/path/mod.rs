@@ -30,6 +30,9 @@ pub enum Health {
 /// A probe that waits for its reply.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Pending {
+    /// When the first of the probes without an answer was sent: verdicts count from here.
+    pub(crate) first: Time,
+    /// When this one was sent.
     pub(crate) sent: Time,
     pub(crate) stamp: u32,
     pub(crate) challenge: u64,
@@ -136,14 +139,17 @@ impl Path {
         })
     }
 
-    /// How long nothing may be heard while something is outstanding.
-    pub(crate) fn silence(&self, margin: Time) -> Time {
-        self.rtt
-            .smoothed()
-            .saturating_mul(2)
-            .saturating_add(margin << self.patience.min(6))
+    /// How long nothing may be heard before the path is asked what has arrived, and asked
+    /// again. A question costs two small packets and is no verdict, so that neither the
+    /// machine's lateness nor a wrong verdict of the past delays it: what a lost last packet
+    /// costs is this time and a round trip. `floor` keeps it above what timers can do.
+    pub(crate) fn silence(&self, floor: Time) -> Time {
+        let rtt = self.rtt.smoothed();
+        rtt.saturating_mul(2)
+            .saturating_add(self.rtt.variation().saturating_mul(4).min(rtt))
+            .max(floor)
             .saturating_mul(1 << self.stalls.min(10))
-            .min(SILENCE_MAX.max(self.rtt.smoothed().saturating_mul(2)))
+            .min(SILENCE_MAX.max(rtt.saturating_mul(2)))
     }
 
     /// How long the answer to a probe may take.
