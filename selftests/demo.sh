@@ -29,7 +29,7 @@ listening() { ss -Hltn 'sport = :18515' | grep -q .; }
 netem=$(tc qdisc show dev "$NETDEV" root | sed -n 's/.*\(loss .*\)/\1/p')
 say "$HOSTS hosts, kernel $(uname -r), $DEV on $NETDEV (mtu $(cat "/sys/class/net/$NETDEV/mtu")), network ${netem:-without loss}"
 [ "$HOST" != 2 ] || ibv_devices
-path_bytes "$DEV" >/tmp/paths.before
+path_bytes "$DEV" >/tmp/paths.$HOST.before
 
 say "an unmodified program: ibv_rc_pingpong, IPv4 and IPv6"
 both "ibv_rc_pingpong -d $DEV -g $GID4" "ibv_rc_pingpong -d $DEV -g $GID4 $peer"
@@ -44,9 +44,9 @@ both "mroce-verify --listen 18515" \
 say "perftest: ib_write_bw"
 both "ib_write_bw -d $DEV -x $GID4 -s 65536 -n 300 -F" "ib_write_bw -d $DEV -x $GID4 -s 65536 -n 300 -F $peer"
 
-path_bytes "$DEV" >/tmp/paths.after
+path_bytes "$DEV" >/tmp/paths.$HOST.after
 say "what each path carried, as host 2 sent it"
-[ "$HOST" != 2 ] || share_table /tmp/paths.before /tmp/paths.after
+[ "$HOST" != 2 ] || share_table /tmp/paths.$HOST.before /tmp/paths.$HOST.after
 resent=$(counter "$DEV" retransmitted_packets)
 [ "$HOST" != 2 ] || [ "$resent" = 0 ] || echo "$resent packets were sent again"
 barrier demo-end

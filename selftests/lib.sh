@@ -46,7 +46,7 @@ busywait() {
             echo "waited in vain for: $*"
             return 1
         fi
-        read -rt 0.05 <> <(:) || :
+        sleep 0.05
     done
 }
 

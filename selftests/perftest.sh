@@ -9,8 +9,10 @@ cd "$(dirname "$0")"
 quick=
 [ "${1:-}" != --quick ] || quick=1
 bw_n=20 lat_n=100
+patience=900 # -a -n 100 moves 3.3 GB
+[ -z "$quick" ] || patience=120
 if [ -n "$quick" ]; then all="-s 65536"; else all=-a; fi
-log=/tmp/perftest.log
+log=/tmp/perftest.$HOST.log # hosts may share /tmp
 
 # NAME | GID class (4, 6) | COMMAND without device, GID index and address
 list() {
@@ -68,33 +70,37 @@ run_one() {
     if [ "$HOST" = 1 ]; then
         busywait 20 quiet || :
         # shellcheck disable=SC2086
-        timeout 300 $command $address >$log 2>&1 &
+        timeout $patience $command $address >$log 2>&1 &
+        local pid=$!
         busywait 20 listening || cat $log
         barrier "$name-$class-up"
-        wait $!
+        wait $pid
         status=$?
-        barrier "$name-$class-end"
-        [ "$status" = 0 ] || { sed "s/^/# $name: /" $log | tail -15; failed_here=1; }
+        barrier "$name-$class-end" $((patience + 20))
+        [ "$status" = 0 ] || { note "$name: status $status"; explain; failed_here=1; }
     else
         barrier "$name-$class-up"
         # shellcheck disable=SC2086
-        timeout 300 $command $address $peer >$log 2>&1
+        timeout $patience $command $address $peer >$log 2>&1
         status=$?
         # A client that fails leaves its server waiting.
-        barrier "$name-$class-end" 320
+        barrier "$name-$class-end" $((patience + 20))
         result="${name}_ipv$class"
         if [ "$status" = 0 ]; then
             ok "$result # $(summary)"
         else
             note "$command $address $peer: status $status"
-            sed 's/^/# /' $log | tail -15
+            explain
             not_ok "$result"
         fi
     fi
 }
 
+# explain: what a failed program said, and how far it came.
+explain() { { grep -iE 'fail|error|unable|could|status' $log; tail -2 $log; } | sed 's/^/# /'; }
+
 # summary: the last line with numbers of a perftest or pingpong report.
-summary() { grep -E '^ *[0-9]+ |Mbit/sec' $log | tail -1 | tr -s ' \t' ' ' | sed 's/^ //'; }
+summary() { grep -E '^ *[0-9]+ +[0-9]|usec/iter' $log | tail -1 | tr -s ' \t' ' ' | sed 's/^ //'; }
 
 failed_here=
 mapfile -t tests < <(list)
