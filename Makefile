@@ -11,6 +11,7 @@
 #   make test-core  unit tests and simulation of the protocol core
 #   make lint       rustfmt, clippy, rustdoc, and where unsafe may stand
 #   make bench      metaroce, rdma_rxe and TCP side by side on the native kernel
+#   make bench-full the same with more and longer rounds (about 50 minutes)
 #   make bench-vm   the same, shorter, on the stock kernel in a virtual machine
 #   make module     the module alone, quietly (KERNEL=stock|native|native-debug, CLIPPY=1)
 #   make clean      removes what was built from this checkout (not the root and the trees)
@@ -19,7 +20,7 @@ KERNEL ?= stock
 METAROCE_CACHE ?= /var/cache/metaroce
 export METAROCE_CACHE KDIR KVER DESTDIR
 
-.PHONY: all help module programs install uninstall demo test test-core lint bench bench-vm clean
+.PHONY: all help module programs install uninstall demo test test-core lint bench bench-full bench-vm clean
 .NOTPARALLEL:
 
 all: module programs
@@ -54,6 +55,9 @@ lint:
 
 bench:
 	@qemu-test/suites bench
+
+bench-full:
+	@qemu-test/suites bench-full
 
 bench-vm:
 	@qemu-test/suites bench-vm
