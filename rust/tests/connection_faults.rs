@@ -6,6 +6,7 @@ mod common;
 
 use common::{drain, hosts, pair, print_counters, spines, stream_writes, BASE, RKEY};
 use metaroce::proto::api::{ConnectionError, Event, Status};
+use metaroce::proto::congestion::Shares;
 use metaroce::proto::connection::{ConnectionState, Health};
 use metaroce_sim::{write, Host, Link, Note, QpSetup, Sim, MS, S, US};
 
@@ -362,23 +363,75 @@ fn many_streams_share_alike() {
     drain(&mut sim, &qps, S);
 }
 
-#[test]
-fn eight_senders_to_one() {
+/// Several senders to one receiver behind a link of 1 Gbit/s: rates, longest queue, drops.
+fn incast(shares: bool, mark: usize) -> (Vec<f64>, usize, u64) {
+    let senders = 8;
     let mut sim = Sim::new(92);
-    for _ in 0..9 {
+    for _ in 0..=senders {
         let h = sim.add_host();
         sim.hosts[h].register(RKEY, BASE, 1 << 24);
     }
-    // The receiver's link is what all share.
-    let mut shared = Link::new(0, 20 * US);
-    shared.limit = 1000;
-    for h in 1..9 {
-        sim.fabric.direct(0, h, &shared);
+    let mut last = Link::new(1_000_000, 10 * US);
+    last.limit = 300;
+    last.mark = mark;
+    sim.fabric.last_hop(0, &last);
+    if shares {
+        sim.hosts[0].shares = Shares::new(1_000_000, 64).ok();
     }
-    let qps: Vec<_> = (1..9)
-        .map(|h| sim.connect(0, h, &QpSetup::default()).0)
+    let qps: Vec<_> = (1..=senders)
+        .map(|h| {
+            sim.fabric.direct(0, h, &Link::new(10_000_000, 10 * US));
+            (h, sim.connect(h, 0, &QpSetup::default()).0)
+        })
         .collect();
     sim.run_for(10 * MS);
-    stream_writes(&mut sim, &qps, 4, 20 * MS);
-    drain(&mut sim, &qps, S);
+    let len = 65536;
+    let mut done = vec![0u64; senders];
+    let (start, end) = (sim.now, sim.now + 300 * MS);
+    loop {
+        for &(h, q) in &qps {
+            while sim.hosts[h].qps[q].open() < 8 {
+                let now = sim.now;
+                sim.hosts[h]
+                    .post(now, q, write(BASE, RKEY, len), vec![h as u8; len])
+                    .unwrap();
+            }
+            sim.pump(h);
+        }
+        if !sim.step(end) {
+            break;
+        }
+        if sim.now < start + 100 * MS {
+            sim.fabric.last_link(0).stats = Default::default();
+            sim.notes.clear();
+        }
+        while let Some((h, n)) = sim.notes.pop_front() {
+            if matches!(n, Note::Sent { .. }) {
+                done[h - 1] += 1;
+            }
+        }
+    }
+    let rates: Vec<_> = done
+        .iter()
+        .map(|d| (d * len as u64 * 8) as f64 * 1000.0 / (200 * MS) as f64)
+        .collect();
+    let s = sim.fabric.last_link(0).stats;
+    println!("shares {shares}, marks {mark}: {rates:.0?} {s:?}");
+    (rates, s.longest, s.overflow)
+}
+
+#[test]
+fn eight_senders_to_one() {
+    let least = |r: &[f64]| r.iter().copied().fold(f64::MAX, f64::min);
+    let total = |r: &[f64]| r.iter().sum::<f64>();
+    // Nothing but a queue that drops.
+    let (r, _, _) = incast(false, 0);
+    assert!(total(&r) > 850.0 && least(&r) > 30.0);
+    // Marks.
+    let (r, _, overflow) = incast(false, 30);
+    assert!(total(&r) > 900.0 && least(&r) > 60.0 && overflow == 0);
+    // The receiver's shares alone keep the queue short.
+    let (r, longest, overflow) = incast(true, 0);
+    assert!(total(&r) > 850.0 && least(&r) > 80.0 && overflow == 0);
+    assert!(longest < 150, "queue of {longest}");
 }

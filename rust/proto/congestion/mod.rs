@@ -62,7 +62,10 @@ pub(crate) struct Context {
 pub(crate) fn slack(rate: u64, paths: u32, mtu: u32, lateness: Time) -> u32 {
     let paths = u64::from(paths);
     let fixed = ratio(u64::from(mtu.saturating_mul(INITIAL_PACKETS)), paths);
-    let late = ratio(rate.saturating_mul(lateness.min(LATENESS_MAX)) / 1_000_000_000, paths);
+    let late = ratio(
+        rate.saturating_mul(lateness.min(LATENESS_MAX)) / 1_000_000_000,
+        paths,
+    );
     u32::try_from(fixed.max(u64::from(mtu)).saturating_add(late)).unwrap_or(u32::MAX)
 }
 

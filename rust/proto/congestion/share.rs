@@ -16,6 +16,7 @@ pub struct Ticket(usize);
 struct Entry {
     /// What it used lately, kbit/s.
     used: u32,
+    wants: u32,
     /// Last report; 0 is a free place.
     at: Time,
     share: u32,
@@ -62,7 +63,7 @@ impl Shares {
                 let free = self
                     .entries
                     .iter()
-                    .position(|e| now.saturating_sub(e.at) > EXPIRY)?;
+                    .position(|e| e.at == 0 || now.saturating_sub(e.at) > EXPIRY)?;
                 let e = self.entries.get_mut(free)?;
                 *e = Entry::default();
                 self.due = now;
@@ -72,7 +73,9 @@ impl Shares {
             return (0, None);
         };
         if let Some(e) = self.entries.get_mut(place.0) {
-            e.used = used;
+            // Peaks count: packets come in bursts, and a share that is too large for a moment
+            // costs less than one that keeps a sender small.
+            e.used = used.max(e.used.saturating_sub(e.used / 8));
             e.at = now.max(1);
         }
         if now >= self.due {
@@ -83,8 +86,9 @@ impl Shares {
         (share, Some(place))
     }
 
-    /// Max-min: who wants less than an equal part gets what it used and a quarter more (so
-    /// that it can grow); what that leaves is divided among the others.
+    /// Max-min: who leaves a quarter of his share unused and needs less than an equal part
+    /// gets what he used and a quarter more (so that he can grow); what that leaves is
+    /// divided among the others.
     fn divide(&mut self, now: Time) {
         let mut left = self.kbit;
         let mut hungry = 0u32;
@@ -93,6 +97,12 @@ impl Shares {
                 e.at = 0;
                 continue;
             }
+            // Who uses what he has may want any amount.
+            e.wants = if e.used >= e.share.saturating_sub(e.share / 4) {
+                u32::MAX
+            } else {
+                e.used.saturating_add(e.used / 4)
+            };
             e.share = 0;
             hungry = hungry.saturating_add(1);
         }
@@ -108,10 +118,9 @@ impl Shares {
                 .iter_mut()
                 .filter(|e| e.at != 0 && e.share == 0)
             {
-                let wants = e.used.saturating_add(e.used / 4);
-                if wants < part {
+                if e.wants < part {
                     // Never less than a tenth of a part, or a new sender could not begin.
-                    e.share = wants.max(part / 10).max(1);
+                    e.share = e.wants.max(part / 10).max(1);
                     left = left.saturating_sub(e.share);
                     settled = settled.saturating_add(1);
                 }

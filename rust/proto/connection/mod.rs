@@ -35,7 +35,7 @@ use super::api::{
     ConnectionError, Direction, Event, Fault, Host, Placed, SendWr, Status, StreamId, Time, Token,
     Transmit, DATA_OVERHEAD,
 };
-use super::congestion::{Pace, INITIAL_PACKETS};
+use super::congestion::{Pace, Shares, Ticket, INITIAL_PACKETS};
 use super::path::{Path, OUTSTANDING_MAX};
 use super::recovery::{Margin, INITIAL_RTT};
 use super::stream::{PostError, State, Stream, StreamBlock};
@@ -268,6 +268,7 @@ pub struct Connection {
     share: u32,
     /// The driver's own grant to the peer, kbit/s, 0 is none.
     grant: u32,
+    ticket: Option<Ticket>,
     pace: Pace,
     /// Data was ready and no window was open.
     limited: bool,
@@ -381,6 +382,7 @@ impl Connection {
             share_window: u32::MAX,
             share: 0,
             grant: 0,
+            ticket: None,
             pace: Pace::new(),
             limited: false,
             cautious_until: 0,
@@ -891,20 +893,25 @@ impl Connection {
         }
     }
 
-    /// Grants the peer a share of the inbound bandwidth, kbit/s; 0 is no limit. See
-    /// [`Shares`](super::congestion::Shares).
-    pub fn set_grant(&mut self, kbit: u32) {
-        self.grant = kbit;
+    /// Whether the peer has sent enough since the last report that
+    /// [`Connection::report`] is worth it: at most every 100 µs.
+    pub fn report_is_due(&self, now: Time) -> bool {
+        const EVERY: Time = 100_000;
+        now.saturating_sub(self.reported_at) >= EVERY && self.received_bytes != self.reported_bytes
     }
 
-    /// What the peer has sent lately, kbit/s, since the last call.
-    pub fn received_kbit(&mut self, now: Time) -> u32 {
+    /// Reports to the device's [`Shares`] what the peer has sent lately, and grants the peer
+    /// its share of the inbound bandwidth with every acknowledgement from now on.
+    pub fn report(&mut self, now: Time, shares: &mut Shares) {
         let bytes = self.received_bytes.wrapping_sub(self.reported_bytes);
-        let time = now.saturating_sub(self.reported_at).max(1);
+        let time = now.saturating_sub(self.reported_at);
         self.reported_bytes = self.received_bytes;
         self.reported_at = now;
         let kbit = bytes.saturating_mul(8_000_000).checked_div(time);
-        kbit.and_then(|k| u32::try_from(k).ok()).unwrap_or(u32::MAX)
+        let kbit = kbit.and_then(|k| u32::try_from(k).ok()).unwrap_or(u32::MAX);
+        let (grant, ticket) = shares.report(now, self.ticket, kbit);
+        self.grant = grant;
+        self.ticket = ticket;
     }
 
     /// State of the paths in use.

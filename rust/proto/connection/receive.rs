@@ -581,13 +581,19 @@ impl Connection {
         let full = self.packet_bytes();
         let path = self.paths.get_mut(i).ok_or(Drop::Path)?;
         let Some(pending) = path.probe.filter(|q| q.challenge == p.challenge) else {
-            return Err(Drop::Old);
+            // Replies come twice.
+            return if path.answered == p.challenge {
+                Ok(())
+            } else {
+                Err(Drop::Old)
+            };
         };
         if p.epoch != path.tx.epoch {
             return Err(Drop::Epoch);
         }
         self.counters.probe_replies = self.counters.probe_replies.wrapping_add(1);
         path.probe = None;
+        path.answered = p.challenge;
         path.alive = now;
         path.unanswered = 0;
         path.nudged = false;

@@ -70,6 +70,8 @@ pub(crate) struct Path {
     pub(crate) deadline: Time,
     /// The probe that waits for its reply.
     pub(crate) probe: Option<Pending>,
+    /// Challenge of the last probe that was answered.
+    pub(crate) answered: u64,
     /// Times in a row that a probe was answered and what was sent before it was missing.
     pub(crate) stalls: u8,
     /// Unanswered probes in a row.
@@ -123,6 +125,7 @@ impl Path {
             calm: 0,
             deadline: Time::MAX,
             probe: None,
+            answered: 0,
             stalls: 0,
             unanswered: 0,
             replies: 0,

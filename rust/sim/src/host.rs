@@ -5,6 +5,7 @@ use metaroce::proto::api::{
     self, ConnectionError, Event, Fault, Opcode, Payload, Placed, Placement, RxInfo, SendWr,
     Status, StreamId, Target, Time, Token, Transmit, WrOp,
 };
+use metaroce::proto::congestion::Shares;
 use metaroce::proto::connection::{stateless_reply, Config, Connection, Ids};
 use metaroce::proto::stream::{PostError, State, Stream, StreamAttr};
 use metaroce::proto::wire::{self, HandshakeKey, Packet};
@@ -177,6 +178,8 @@ pub struct Host {
     pub qps: Vec<Qp>,
     /// Regions by key.
     pub memory: HashMap<u32, Region>,
+    /// Shares of the inbound bandwidth, when the host gives any.
+    pub shares: Option<Shares>,
     /// Packets that were dropped before they reached a connection.
     pub crc_errors: u64,
     /// Held packets at the most.
@@ -265,6 +268,7 @@ impl Host {
             conns: Vec::new(),
             qps: Vec::new(),
             memory: HashMap::new(),
+            shares: None,
             crc_errors: 0,
             hold_limit: 256,
             refuse: 0,
@@ -736,6 +740,11 @@ impl Host {
     pub(crate) fn end_of_batch(&mut self, now: Time) {
         for c in self.conns.iter_mut().flatten() {
             c.core.end_of_batch(now);
+            if let Some(shares) = self.shares.as_mut() {
+                if c.core.report_is_due(now) {
+                    c.core.report(now, shares);
+                }
+            }
         }
     }
 

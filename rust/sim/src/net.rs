@@ -131,6 +131,7 @@ impl Link {
 pub struct Fabric {
     access: HashMap<(usize, usize), Link>,
     spines: HashMap<(usize, usize), Vec<Link>>,
+    last: HashMap<usize, Link>,
     /// Changes the hash.
     pub salt: u64,
 }
@@ -140,6 +141,7 @@ impl Fabric {
         Self {
             access: HashMap::new(),
             spines: HashMap::new(),
+            last: HashMap::new(),
             salt: 0,
         }
     }
@@ -159,6 +161,16 @@ impl Fabric {
     /// A common link out of `a` towards `b`, in front of the parallel ones.
     pub fn access(&mut self, a: usize, b: usize, link: &Link) {
         self.access.insert((a, b), link.clone());
+    }
+
+    /// A common link towards `b`, behind all others: where incast meets.
+    pub fn last_hop(&mut self, b: usize, link: &Link) {
+        self.last.insert(b, link.clone());
+    }
+
+    /// The link of [`Fabric::last_hop`].
+    pub fn last_link(&mut self, b: usize) -> &mut Link {
+        self.last.get_mut(&b).expect("no such link")
     }
 
     /// Link number `i` from `a` to `b`.
@@ -198,6 +210,13 @@ impl Fabric {
             let i = Rng::new(salt ^ u64::from(d.source_port)).below(n as u64) as usize;
             spines[i].send(at, d, rng, &mut out);
         }
-        out
+        let Some(last) = self.last.get_mut(&pair.1) else {
+            return out;
+        };
+        let mut end = Vec::with_capacity(2);
+        for (at, d) in out {
+            last.send(at, d, rng, &mut end);
+        }
+        end
     }
 }
