@@ -33,6 +33,11 @@ void metaroce_init_work(struct work_struct *work, work_func_t func)
 	INIT_WORK(work, func);
 }
 
+bool metaroce_work_pending(struct work_struct *work)
+{
+	return work_pending(work);
+}
+
 bool metaroce_queue_bh_work(struct work_struct *work)
 {
 	return queue_work(system_bh_wq, work);

@@ -74,6 +74,13 @@ impl<T: BhWork> Item<T> {
 /// Queues `object`'s item, unless it is queued already. Any context.
 pub fn queue<T: BhWork>(object: &Arc<T>) {
     let item = object.item();
+    // Queued and not begun: it will see everything that the caller has done before, under
+    // the lock that the item takes or by the barrier with which it begins. Most calls end
+    // here, without switching interrupts off.
+    // SAFETY: the item was initialised at creation.
+    if unsafe { bindings::metaroce_work_pending(item.work.get()) } {
+        return;
+    }
     let raw = Arc::into_raw(object.clone());
     item.owner
         .store(raw.cast_mut(), core::sync::atomic::Ordering::Relaxed);
