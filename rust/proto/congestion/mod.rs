@@ -145,6 +145,7 @@ impl Window {
             self.bytes = self.bytes.saturating_add(bytes);
             return;
         }
+        // An eighth of the window per round trip at the most, or many paths would burst.
         // One packet per window of acknowledgements; shared among the paths for a while
         // after a signal, so that sixteen paths do not push like sixteen connections.
         let all = if c.cautious { c.paths.max(1) } else { 1 };
@@ -154,7 +155,7 @@ impl Window {
         // queue would be full of one connection's attempts.
         let parts = u64::from(all).saturating_mul(u64::from(if c.lossy { all } else { 1 }));
         let step = ratio(step, window.saturating_mul(parts));
-        self.bytes = self.bytes.saturating_add(step.min(u64::from(bytes)) as u32);
+        self.bytes = self.bytes.saturating_add(step.min(u64::from(bytes / 8)) as u32);
     }
 
     /// The round trip grew: a queue is there, so exponential growth ends.

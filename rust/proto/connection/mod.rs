@@ -36,7 +36,7 @@ use super::api::{
     Transmit, DATA_OVERHEAD,
 };
 use super::congestion::{Pace, Shares, Ticket, INITIAL_PACKETS};
-use super::path::{Path, OUTSTANDING_MAX};
+use super::path::{Path, Record, OUTSTANDING_MAX};
 use super::recovery::{Margin, INITIAL_RTT};
 use super::stream::{PostError, State, Stream, StreamBlock};
 use super::wire::{CloseKind, Probe};
@@ -216,6 +216,10 @@ struct MtuSearch {
     challenge: u64,
 }
 
+/// Send records for all paths of a connection; also what is left over. Made and dropped
+/// outside the connection's lock.
+pub struct Records(Vec<Vec<Record>>);
+
 /// One connection. See the top of [`api`](super::api) for how to drive it.
 pub struct Connection {
     cfg: Config,
@@ -258,6 +262,8 @@ pub struct Connection {
     /// Path of the running run and the bytes that are left of it.
     run_path: u32,
     run_left: u32,
+    /// A path had a window and no record for a packet.
+    short_of_records: bool,
     random: u64,
 
     inflight: u64,
@@ -376,6 +382,7 @@ impl Connection {
             rotor: 0,
             run_path: 0,
             run_left: 0,
+            short_of_records: false,
             random,
             inflight: 0,
             windows: 0,
@@ -476,6 +483,45 @@ impl Connection {
     /// Memory for a connection with `streams` streams. Process context, no lock held.
     pub fn spare(streams: usize) -> Result<Spare, AllocError> {
         Spare::new(streams)
+    }
+
+    /// How many send records per path would be of use, when there are too few for the
+    /// windows.
+    pub fn wants_records(&self) -> Option<usize> {
+        let have = self.paths.first()?.tx.records();
+        (self.short_of_records && have < OUTSTANDING_MAX as usize).then(|| have.saturating_mul(2))
+    }
+
+    /// Memory for `records` send records per path. Process context, no lock held.
+    pub fn records(paths: usize, records: usize) -> Result<Records, AllocError> {
+        let n = records
+            .clamp(16, OUTSTANDING_MAX as usize)
+            .next_power_of_two();
+        let mut rings = Vec::with_capacity(paths)?;
+        for _ in 0..paths {
+            let ring = Vec::from_fn(n, |_| Record::default())?;
+            if rings.push(ring).is_err() {
+                return Err(AllocError);
+            }
+        }
+        Ok(Records(rings))
+    }
+
+    /// Takes more send records into use and gives back the former ones.
+    pub fn grow(&mut self, mut records: Records) -> Records {
+        for (p, ring) in self.paths.iter_mut().zip(records.0.iter_mut()) {
+            p.tx.grow(ring);
+        }
+        self.short_of_records = false;
+        for i in 0..self.paths.len() {
+            self.refresh(i);
+        }
+        records
+    }
+
+    /// Paths for which there is memory.
+    pub fn path_count(&self) -> usize {
+        self.paths.len()
     }
 
     /// Stream slots that have been used; the id of the next stream is at most this number.

@@ -413,7 +413,7 @@ impl Connection {
             .least()
             .unwrap_or(path.rtt.smoothed())
             .min(self.least_rtt.saturating_mul(2));
-        let rate = path.window.rate().max(1);
+        let rate = path.window.rate();
         let lateness = self.margin.both();
         let context = Context {
             mtu: packet,
@@ -551,7 +551,9 @@ impl Connection {
         }
         let path = self.paths.get_mut(usize::from(p.path)).ok_or(Drop::Path)?;
         path.rx.enter(p.epoch)?;
-        if p.padding == 0 {
+        // Everything is here and was acknowledged: so it was the acknowledgement that got lost.
+        let acknowledged = self.ack.dirty & 1u64 << (p.path & 63) == 0;
+        if p.padding == 0 && acknowledged && path.rx.has_all(p.next) {
             self.doubt_until = now.saturating_add(DOUBT);
         }
         // The newest probe of a path takes the place of an older one.

@@ -411,6 +411,9 @@ impl Connection {
             && self.homing & bit == 0
             && p.tx.has_room()
             && (load == 0 || load < p.window.bytes());
+        if !p.tx.has_room() && load < p.window.bytes() && self.good & bit != 0 {
+            self.short_of_records = true;
+        }
         if let Some(l) = self.load.get_mut(i) {
             *l = load;
         }

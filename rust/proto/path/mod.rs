@@ -9,7 +9,7 @@ mod receive;
 mod send;
 
 pub(crate) use self::receive::{Arrival, ReceiveHalf};
-pub(crate) use self::send::{Acked, Content, SendHalf, OUTSTANDING_MAX};
+pub(crate) use self::send::{Acked, Content, Record, SendHalf, OUTSTANDING_MAX};
 
 use super::api::Time;
 use super::congestion::Window;

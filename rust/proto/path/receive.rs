@@ -127,6 +127,11 @@ impl ReceiveHalf {
         }
     }
 
+    /// Whether every number below `next`, and any, has arrived.
+    pub(crate) fn has_all(&self, next: u32) -> bool {
+        self.cumulative == next && self.received != 0
+    }
+
     /// What the peer is told.
     pub(crate) fn block(&self, now: Time, path: u8) -> PathBlock {
         PathBlock {

@@ -114,6 +114,27 @@ impl SendHalf {
         self.inflight = 0;
     }
 
+    /// Moves the records into a greater ring and leaves the old one in its place.
+    pub(crate) fn grow(&mut self, ring: &mut Vec<Record>) {
+        if ring.len() <= self.ring.len() || !ring.len().is_power_of_two() {
+            return;
+        }
+        let mask = ring.len().wrapping_sub(1);
+        let mut at = self.cumulative;
+        while at != self.next {
+            if let (Some(old), Some(new)) = (self.record(at), ring.get_mut(at as usize & mask)) {
+                *new = *old;
+            }
+            at = at.wrapping_add(1);
+        }
+        core::mem::swap(ring, &mut self.ring);
+    }
+
+    /// Records there are.
+    pub(crate) fn records(&self) -> usize {
+        self.ring.len()
+    }
+
     /// Next number, which a probe tells.
     pub(crate) fn next(&self) -> u32 {
         self.next
@@ -460,5 +481,142 @@ impl SendHalf {
         }
         self.donate = kept;
         self.lost = self.lost.without(kept);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    extern crate std;
+
+    use super::*;
+
+    #[test]
+    fn memory_as_stated() {
+        assert!(core::mem::size_of::<Record>() <= 40);
+    }
+
+    fn half(records: usize) -> SendHalf {
+        SendHalf::new(7, records).expect("memory")
+    }
+
+    fn block(cumulative: u32, bits: u64, echo: u32) -> PathBlock {
+        PathBlock {
+            epoch: 7,
+            cumulative,
+            bits: [bits, 0, 0, 0],
+            echo,
+            ..PathBlock::default()
+        }
+    }
+
+    fn take(s: &mut SendHalf, b: &PathBlock) -> u32 {
+        let Acked::New(mut newly) = s.examine(b) else {
+            panic!("old or invalid")
+        };
+        s.advance(b);
+        let mut n = 0;
+        while let Some(i) = newly.take_lowest() {
+            assert!(s.release(i).is_some());
+            n += 1;
+        }
+        n
+    }
+
+    #[test]
+    fn a_gap_is_loss_and_a_lost_resend_is_seen() {
+        let mut s = half(64);
+        let stamps = [0; 6].map(|_| s.push(1_000_000, None, 100).1);
+        assert!(stamps.windows(2).all(|w| w[0] < w[1]));
+        assert_eq!(s.inflight(), 600);
+        // 1 is missing, 0 and 2 are there.
+        assert_eq!(take(&mut s, &block(1, 0b1, stamps[2])), 2);
+        assert_eq!(s.detect(1, stamps[2], 0), (100, 1));
+        assert_eq!(s.first_lost(), Some(1));
+        assert_eq!(s.inflight(), 300);
+        let again = s.resend(1_000_000, 1, 100, false);
+        assert!(!s.has_lost());
+        // 3 and 4 arrive: they were sent before the resend.
+        assert_eq!(take(&mut s, &block(1, 0b111, stamps[4])), 2);
+        assert_eq!(s.detect(1, stamps[4], 0), (0, 0));
+        // Something newer than the resend arrives: lost again.
+        let (n, newer) = s.push(1_000_000, None, 100);
+        assert_eq!((n, newer > again), (6, true));
+        assert_eq!(take(&mut s, &block(1, 0b11111, newer)), 2);
+        assert_eq!(s.detect(1, newer, 0), (100, 1));
+        s.resend(2_000_000, 1, 100, false);
+        assert_eq!(take(&mut s, &block(7, 0, newer)), 1);
+        assert!(!s.is_outstanding());
+        assert_eq!(s.inflight(), 0);
+    }
+
+    #[test]
+    fn thresholds_and_spurious_resends() {
+        let mut s = half(64);
+        let stamps: std::vec::Vec<u32> = (0..10).map(|_| s.push(5_000_000, None, 10).1).collect();
+        assert_eq!(take(&mut s, &block(0, 0b11, stamps[2])), 2);
+        assert_eq!(
+            s.detect(3, stamps[2], 0),
+            (0, 0),
+            "two above, three are needed"
+        );
+        assert_eq!(take(&mut s, &block(0, 0b111, stamps[3])), 1);
+        assert_eq!(s.detect(3, stamps[3], 0), (10, 1));
+        s.resend(6_000_000, 0, 10, false);
+        let b = block(4, 0, stamps[3]);
+        assert!(matches!(s.examine(&b), Acked::New(_)));
+        s.advance(&b);
+        assert_eq!(s.lag(0), 3);
+        let (record, _) = s.release(0).expect("outstanding");
+        assert!(s.was_spurious(&record, stamps[3]));
+    }
+
+    #[test]
+    fn what_was_not_sent_cannot_be_acknowledged() {
+        let mut s = half(64);
+        s.push(0, None, 1);
+        s.push(0, None, 1);
+        assert_eq!(s.examine(&block(3, 0, 0)), Acked::Invalid);
+        assert_eq!(s.examine(&block(0, 0b10, 0)), Acked::Invalid);
+        assert_eq!(take(&mut s, &block(2, 0, 0)), 2);
+        assert_eq!(s.examine(&block(1, 0, 0)), Acked::Old);
+        let mut b = block(2, 0, 0);
+        b.epoch = 8;
+        assert_eq!(s.examine(&b), Acked::Invalid);
+        b.epoch = 6;
+        assert_eq!(s.examine(&b), Acked::Old);
+    }
+
+    #[test]
+    fn rings_grow_with_packets_in_flight() {
+        let mut s = half(16);
+        for i in 0..12 {
+            s.push(0, None, i);
+        }
+        take(&mut s, &block(12, 0, 0));
+        for i in 0..16 {
+            assert!(s.has_room());
+            s.push(0, None, 100 + i);
+        }
+        assert!(!s.has_room());
+        let mut ring = Vec::from_fn(64, |_| Record::default()).expect("memory");
+        s.grow(&mut ring);
+        assert_eq!((ring.len(), s.records()), (16, 64));
+        assert!(s.has_room());
+        for i in 0..16u32 {
+            let r = s.record((12 + i) & 255).expect("there");
+            assert_eq!(u32::from(r.len), 100 + i);
+        }
+    }
+
+    #[test]
+    fn stamps_go_on_after_silence() {
+        let mut s = half(16);
+        let a = s.stamp(1_000);
+        let b = s.stamp(1_000);
+        assert_eq!(b, a.wrapping_add(1));
+        // Longer than stamps can be compared.
+        let now = 200 * 1_000_000_000;
+        let c = s.stamp(now);
+        assert_eq!(SendHalf::time_of(now + 64_000, c), now);
     }
 }

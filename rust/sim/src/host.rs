@@ -740,6 +740,10 @@ impl Host {
     pub(crate) fn end_of_batch(&mut self, now: Time) {
         for c in self.conns.iter_mut().flatten() {
             c.core.end_of_batch(now);
+            if let Some(n) = c.core.wants_records() {
+                let more = Connection::records(c.core.path_count(), n).expect("memory");
+                drop(c.core.grow(more));
+            }
             if let Some(shares) = self.shares.as_mut() {
                 if c.core.report_is_due(now) {
                     c.core.report(now, shares);
