@@ -40,7 +40,7 @@ use crate::{
         bh::{self, BhWork},
         timer::{self, Timer},
     },
-    mem::Frags,
+    mem::{Frags, Refused},
     net::{self, Flow, Skb, XmitError},
     os,
     proto::{
@@ -717,7 +717,7 @@ impl Conn {
                     offset,
                     len,
                 } => qp_of(qps, stream)
-                    .ok_or(())
+                    .ok_or(Refused)
                     .and_then(|qp| qp.send_source(wr, offset, len, &mut slot.frags)),
                 Payload::Read {
                     stream,
@@ -725,14 +725,14 @@ impl Conn {
                     offset,
                     len,
                 } => qp_of(qps, stream)
-                    .ok_or(())
+                    .ok_or(Refused)
                     .and_then(|qp| qp.read_slice(request, offset, len, &mut slot.frags)),
             };
             match found {
                 Ok(()) => batch.used += 1,
                 // The memory is gone (deregistered under a running WR): the stream fails,
                 // and its packets become void.
-                Err(()) => {
+                Err(Refused) => {
                     slot.frags.clear();
                     core.source_lost(now, &slot.tx);
                 }

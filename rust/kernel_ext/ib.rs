@@ -141,7 +141,7 @@ impl StatDesc {
     /// A counter called `name`.
     pub const fn new(name: &'static CStr) -> Self {
         Self(bindings::rdma_stat_desc {
-            name: name.as_ptr().cast(),
+            name: ::kernel::str::as_char_ptr_in_const_context(name),
             flags: 0,
             priv_: ptr::null(),
         })
@@ -230,10 +230,7 @@ unsafe impl<C> Sync for Back<C> {}
 impl<C> Back<C> {
     /// Leads to `raw`, which must outlive the next [`Back::cut`].
     fn new(raw: *mut C) -> Result<Arc<Self>> {
-        Ok(Arc::pin_init(
-            pin_init!(Self { raw <- new_spinlock!(raw) }),
-            GFP_KERNEL,
-        )?)
+        Arc::pin_init(pin_init!(Self { raw <- new_spinlock!(raw) }), GFP_KERNEL)
     }
 
     /// Leads nowhere from now on; a handler that runs has ended.
@@ -597,14 +594,14 @@ pub fn add_link<T: Operations>(
             .iter_mut()
             .zip(T::DESCRIPTION.iter().take(63))
         {
-            *to = *from as _;
+            *to = *from;
         }
         (*raw).name_assign_type = bindings::rdma_nl_name_assign_type_RDMA_NAME_ASSIGN_TYPE_USER;
         // Copies the table; from here on `dealloc_driver` drops the data.
         bindings::ib_set_device_ops(raw, &*ops);
         let mut r = bindings::ib_device_set_netdev(raw, netdev.as_ptr(), PORT);
         if r == 0 {
-            r = bindings::ib_register_device(raw, name.as_ptr().cast(), ptr::null_mut());
+            r = bindings::ib_register_device(raw, name.as_char_ptr(), ptr::null_mut());
         }
         r
     };
@@ -692,7 +689,7 @@ impl<T: Link> LinkType<T> {
                 unsafe {
                     NEW_LINK.init();
                     slot.write(bindings::rdma_link_ops::default());
-                    (*slot).type_ = T::TYPE.as_ptr().cast();
+                    (*slot).type_ = T::TYPE.as_char_ptr();
                     (*slot).newlink = Some(new_link_callback::<T>);
                     (*slot).dellink = Some(del_link_callback);
                     bindings::rdma_link_register(slot);
@@ -713,6 +710,9 @@ impl<T: Link> PinnedDrop for LinkType<T> {
     }
 }
 
+/// # Safety
+///
+/// Only called by the core, with a zero-terminated name and a netdev that it holds.
 unsafe extern "C" fn new_link_callback<T: Link>(
     name: *const ::kernel::ffi::c_char,
     netdev: *mut bindings::net_device,
@@ -731,6 +731,10 @@ unsafe extern "C" fn new_link_callback<T: Link>(
 }
 
 /// The core unregisters the device afterwards.
+///
+/// # Safety
+///
+/// Touches nothing.
 unsafe extern "C" fn del_link_callback(_raw: *mut bindings::ib_device) -> c_int {
     0
 }
@@ -755,6 +759,10 @@ fn errno(r: Result) -> c_int {
 
 // In all callbacks: the core passes objects of a device that was registered with this table,
 // so that they are shells of `T`'s values, alive for the length of the call.
+#[expect(
+    clippy::missing_safety_doc,
+    reason = "callbacks of the RDMA core: the comment above is the contract of all of them"
+)]
 impl<T: Operations> VTable<T> {
     fn ops() -> Result<KBox<bindings::ib_device_ops>> {
         let mut ops = KBox::new(bindings::ib_device_ops::default(), GFP_KERNEL)?;
@@ -865,9 +873,8 @@ impl<T: Operations> VTable<T> {
             let port = Self::device(raw).query_port();
             (*out).pkey_tbl_len = 1;
             (*out).gid_tbl_len = port.gid_tbl_len as c_int;
-            (*out).core_cap_flags = bindings::RDMA_CORE_PORT_IBA_ROCE_UDP_ENCAP as u32;
-            // Without QP1 there are no management datagrams.
-            (*out).max_mad_size = 0;
+            (*out).core_cap_flags = bindings::RDMA_CORE_PORT_IBA_ROCE_UDP_ENCAP;
+            (*out).max_mad_size = bindings::IB_MGMT_MAD_SIZE;
         }
         0
     }
@@ -1088,7 +1095,10 @@ impl<T: Operations> VTable<T> {
         // SAFETY: see the comment on the `impl`.
         errno(unsafe {
             (|| {
-                if bundle.is_null() || (*attr).flags != 0 {
+                // Every completion carries a timestamp; an overrun is never ignored.
+                let known =
+                    bindings::ib_uverbs_ex_create_cq_flags_IB_UVERBS_CQ_FLAGS_TIMESTAMP_COMPLETION;
+                if bundle.is_null() || (*attr).flags & !known != 0 {
                     return Err(EOPNOTSUPP);
                 }
                 let udata = Udata::new(bindings::metaroce_bundle_udata(bundle));
@@ -1172,9 +1182,8 @@ impl<T: Operations> VTable<T> {
         // SAFETY: see the comment on the `impl`.
         errno(unsafe {
             (|| {
-                let mask = mask as u32;
                 Udata::new(udata).none()?;
-                if mask & !(bindings::ib_srq_attr_mask_IB_SRQ_LIMIT as u32) != 0 {
+                if mask & !bindings::ib_srq_attr_mask_IB_SRQ_LIMIT != 0 {
                     return Err(EOPNOTSUPP);
                 }
                 if mask == 0 {
@@ -1335,7 +1344,7 @@ impl<T: Operations> VTable<T> {
             bindings::rdma_alloc_hw_stats_struct(
                 descs.as_ptr().cast(),
                 descs.len() as c_int,
-                bindings::RDMA_HW_STATS_DEFAULT_LIFESPAN as _,
+                bindings::RDMA_HW_STATS_DEFAULT_LIFESPAN as ::kernel::ffi::c_ulong,
             )
         }
     }

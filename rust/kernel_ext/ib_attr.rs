@@ -31,11 +31,11 @@ pub mod mask {
 
 // The values above are those of the headers.
 const _: () = {
-    assert!(mask::AV == bindings::ib_qp_attr_mask_IB_QP_AV as u32);
-    assert!(mask::PATH_MTU == bindings::ib_qp_attr_mask_IB_QP_PATH_MTU as u32);
-    assert!(mask::SQ_PSN == bindings::ib_qp_attr_mask_IB_QP_SQ_PSN as u32);
-    assert!(mask::PATH_MIG_STATE == bindings::ib_qp_attr_mask_IB_QP_PATH_MIG_STATE as u32);
-    assert!(mask::DEST_QPN == bindings::ib_qp_attr_mask_IB_QP_DEST_QPN as u32);
+    assert!(mask::AV == bindings::ib_qp_attr_mask_IB_QP_AV);
+    assert!(mask::PATH_MTU == bindings::ib_qp_attr_mask_IB_QP_PATH_MTU);
+    assert!(mask::SQ_PSN == bindings::ib_qp_attr_mask_IB_QP_SQ_PSN);
+    assert!(mask::PATH_MIG_STATE == bindings::ib_qp_attr_mask_IB_QP_PATH_MIG_STATE);
+    assert!(mask::DEST_QPN == bindings::ib_qp_attr_mask_IB_QP_DEST_QPN);
 };
 
 /// States of a QP; the values of `enum ib_qp_state`.
@@ -145,7 +145,7 @@ impl DeviceAttr {
             | bindings::ib_device_cap_flags_IB_DEVICE_CURR_QP_STATE_MOD
             | bindings::ib_device_cap_flags_IB_DEVICE_N_NOTIFY_CQ)
             as u64;
-        to.kernel_cap_flags = bindings::ib_kernel_cap_flags_IBK_ALLOW_USER_UNREG as u64;
+        to.kernel_cap_flags = u64::from(bindings::ib_kernel_cap_flags_IBK_ALLOW_USER_UNREG);
     }
 }
 
@@ -183,7 +183,7 @@ impl PortAttr {
         to.gid_tbl_len = self.gid_tbl_len as i32;
         to.pkey_tbl_len = 1;
         to.max_msg_sz = self.max_msg_size;
-        to.port_cap_flags = bindings::ib_port_capability_mask_bits_IB_PORT_CM_SUP as u32;
+        to.port_cap_flags = bindings::ib_port_capability_mask_bits_IB_PORT_CM_SUP;
         to.max_vl_num = 1;
         (to.active_width, to.active_speed) = width_and_speed(self.speed);
         to.set_ip_gids(1);
@@ -231,12 +231,12 @@ pub struct MrRereg(pub u32);
 impl MrRereg {
     /// The memory.
     pub fn translation(self) -> bool {
-        self.0 & bindings::ib_mr_rereg_flags_IB_MR_REREG_TRANS as u32 != 0
+        self.0 & bindings::ib_mr_rereg_flags_IB_MR_REREG_TRANS != 0
     }
 
     /// The rights.
     pub fn access(self) -> bool {
-        self.0 & bindings::ib_mr_rereg_flags_IB_MR_REREG_ACCESS as u32 != 0
+        self.0 & bindings::ib_mr_rereg_flags_IB_MR_REREG_ACCESS != 0
     }
 }
 
@@ -366,7 +366,7 @@ impl QpAttr {
         };
         if mask & mask::AV != 0 {
             let ah = &from.ah_attr;
-            this.has_grh = u32::from(ah.ah_flags) & bindings::ib_ah_flags_IB_AH_GRH as u32 != 0;
+            this.has_grh = u32::from(ah.ah_flags) & bindings::ib_ah_flags_IB_AH_GRH != 0;
             this.av = AddressVector {
                 sgid_index: ah.grh.sgid_index,
                 // SAFETY: both views of a GID are plain bytes.

@@ -35,7 +35,7 @@ impl Bytes<'_> {
     ///
     /// `to` is valid for writing `len` bytes.
     unsafe fn copy(&self, at: usize, to: *mut u8, len: usize) -> Result<(), Refused> {
-        if at.checked_add(len).map_or(true, |end| end > self.len()) {
+        if at.checked_add(len).is_none_or(|end| end > self.len()) {
             return Err(Refused);
         }
         match self {

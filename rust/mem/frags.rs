@@ -47,6 +47,11 @@ impl PageRef {
         self.len
     }
 
+    /// Whether it is empty.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
     /// The page, whose reference passes to the caller.
     pub fn into_raw(self) -> *mut bindings::page {
         let page = self.page.as_ptr();

@@ -81,7 +81,7 @@ impl Pinned {
     }
 
     /// Bytes.
-    pub fn len(&self) -> u64 {
+    pub fn length(&self) -> u64 {
         self.len
     }
 

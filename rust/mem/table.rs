@@ -82,7 +82,7 @@ unsafe impl Sync for Table {}
 impl Table {
     /// An empty table.
     pub fn new() -> Result<Arc<Self>> {
-        Ok(Arc::pin_init(
+        Arc::pin_init(
             pin_init!(Self {
                 xa <- Opaque::ffi_init(|slot: *mut bindings::xarray| {
                     // SAFETY: `slot` is valid and pinned.
@@ -93,7 +93,7 @@ impl Table {
                 _pin: PhantomPinned,
             }),
             GFP_KERNEL,
-        )?)
+        )
     }
 
     /// Registers a region. `ENOMEM`; `ENOSPC` when all keys are in use.
@@ -294,7 +294,7 @@ impl Region {
             return Err(Refused);
         }
         let offset = va.checked_sub(self.iova).ok_or(Refused)?;
-        let room = self.pinned.len().checked_sub(offset).ok_or(Refused)?;
+        let room = self.pinned.length().checked_sub(offset).ok_or(Refused)?;
         if len <= room {
             Ok(())
         } else {

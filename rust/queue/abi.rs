@@ -18,12 +18,14 @@ pub const ABI_VERSION: u32 = bindings::METAROCE_ABI_VERSION;
 /// RDMA driver id.
 pub const DRIVER_ID: u32 = bindings::METAROCE_DRIVER_ID;
 /// What a node GUID has under [`GUID_MASK`].
-pub const GUID_MARK: u64 = bindings::METAROCE_GUID_MARK as u64;
+pub const GUID_MARK: u64 = bindings::METAROCE_GUID_MARK;
 /// Bits of a node GUID that tell this driver's devices.
 pub const GUID_MASK: u64 = bindings::METAROCE_GUID_MASK as u64;
 
 // Layout: what user space relies on.
 const _: () = {
+    // bindgen gives it a signed type of its own.
+    assert!(GUID_MASK == 0xffff_ffff_ff00_0000);
     assert!(size_of::<bindings::metaroce_ring>() == 256);
     assert!(offset_of!(bindings::metaroce_ring, producer) == 64);
     assert!(offset_of!(bindings::metaroce_ring, consumer) == 128);

@@ -111,6 +111,12 @@ impl Sums {
     }
 }
 
+impl Default for Counters {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
 impl Counters {
     /// All 0.
     pub const fn new() -> Self {

@@ -81,7 +81,7 @@ struct NetClient(Arc<DeviceInner>);
 
 impl DeviceInner {
     /// Makes a device over `netdev` and opens its port: packets may come at once.
-    pub(super) fn new(
+    pub(super) fn open(
         back: Arc<Back<bindings::ib_device>>,
         netdev: &NetDev,
         guid: u64,

@@ -67,15 +67,18 @@ impl Link for Driver {
         }
         let guid = GUID_MARK | (netdev.mac() & !GUID_MASK);
         ib::add_link::<Driver>(netdev, name, guid, |back| {
-            DeviceInner::new(back, netdev, guid, params)
+            DeviceInner::open(back, netdev, guid, params)
         })
         .inspect_err(|e| {
-            pr_err!(
-                "{}: cannot make device {}: error {}\n",
-                netdev.name(),
-                name,
-                e.to_errno()
-            );
+            // Of the UDP port the network has told already.
+            if *e != EADDRINUSE {
+                pr_err!(
+                    "{}: cannot make device {}: error {}\n",
+                    netdev.name(),
+                    name,
+                    e.to_errno()
+                );
+            }
         })
     }
 }

@@ -79,7 +79,7 @@ impl Mr {
         let (start, length, iova) = if what.translation() {
             (attr.start, attr.length, iova(attr, flags))
         } else {
-            (was.pinned().start(), was.pinned().len(), was.iova())
+            (was.pinned().start(), was.pinned().length(), was.iova())
         };
         iova.checked_add(length).ok_or(EINVAL)?;
         let writes = access::LOCAL_WRITE | access::REMOTE_WRITE | access::REMOTE_ATOMIC;

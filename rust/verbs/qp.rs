@@ -30,7 +30,7 @@ use crate::{
         ib::{self, Back, Mapping, QpInit, Udata},
         ib_attr::{mask, QpAttr, QpCap, QpEvent, QpState},
     },
-    mem::{access, Atomic, Bytes, Frags, Scatter, MAX_INLINE},
+    mem::{access, Atomic, Bytes, Frags, Refused, Scatter, MAX_INLINE},
     net::{Flow, FlowInit, Skb},
     proto::{
         api::{Event, Fault, Opcode, Placed, Placement, SendWr, Status, Target, Time},
@@ -658,11 +658,17 @@ impl QpInner {
     }
 
     /// Puts a part of a WR's message into `out`. `Err`: WR or memory is gone.
-    pub fn send_source(&self, wr: u32, offset: u32, len: u32, out: &mut Frags) -> Result<(), ()> {
+    pub fn send_source(
+        &self,
+        wr: u32,
+        offset: u32,
+        len: u32,
+        out: &mut Frags,
+    ) -> Result<(), Refused> {
         self.sq
             .lock()
             .source(wr, offset, len, &self.device.regions, self.pd, out)
-            .ok_or(())
+            .ok_or(Refused)
     }
 
     /// Checks what a peer's READ asks for, and keeps it.
@@ -699,7 +705,7 @@ impl QpInner {
         offset: u32,
         len: u32,
         out: &mut Frags,
-    ) -> Result<(), ()> {
+    ) -> Result<(), Refused> {
         out.clear();
         if len == 0 {
             return Ok(());
@@ -707,18 +713,17 @@ impl QpInner {
         let source = {
             let reads = self.reads.lock();
             let slot = request as usize % reads.len().max(1);
-            *reads.get(slot).ok_or(())?
+            *reads.get(slot).ok_or(Refused)?
         };
-        if offset.checked_add(len).ok_or(())? > source.length {
-            return Err(());
+        if offset.checked_add(len).ok_or(Refused)? > source.length {
+            return Err(Refused);
         }
-        let va = source.va.checked_add(u64::from(offset)).ok_or(())?;
-        let region = self.device.regions.get(source.rkey).ok_or(())?;
+        let va = source.va.checked_add(u64::from(offset)).ok_or(Refused)?;
+        let region = self.device.regions.get(source.rkey).ok_or(Refused)?;
         let len = u64::from(len);
         region
             .check(self.pd, access::REMOTE_READ, va, len)
             .and_then(|()| region.gather(va, len, out))
-            .map_err(|_| ())
     }
 
     /// Where the payload of a packet belongs; counts as a running copy until it is dropped.
@@ -987,6 +992,10 @@ pub struct CopyPlan {
     place: Place,
 }
 
+#[expect(
+    clippy::large_enum_variant,
+    reason = "lives on the stack for one packet, where nothing may be allocated"
+)]
 enum Place {
     /// Registered memory that the peer names.
     Remote { va: u64, rkey: u32 },
@@ -1026,7 +1035,7 @@ impl CopyPlan {
                         // The whole message lies in the region, so this does not overflow.
                         let at = va.wrapping_add(u64::from(placement.offset));
                         if u64::from(placement.offset) + len > total {
-                            return Err(crate::mem::Refused);
+                            return Err(Refused);
                         }
                         if placement.last && !region.is_relaxed() {
                             region.write_last(at, len, &from, 0)
