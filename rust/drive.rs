@@ -486,7 +486,8 @@ impl Conn {
     /// What it has counted. Any context, without its lock.
     pub fn counters(&self) -> connection::Counters {
         let _bh = bh::disable();
-        *self.state.lock().core.counters()
+        let counters = *self.state.lock().core.counters();
+        counters
     }
 
     /// Stops timer and work for good. Process context.
@@ -933,7 +934,8 @@ impl Conn {
         // outside as well. `connecting` keeps the count from growing in between.
         let count = {
             let _bh = bh::disable();
-            self.state.lock().core.slots()
+            let slots = self.state.lock().core.slots();
+            slots
         };
         let spare = Connection::spare(count + 1);
         let table = os::Vec::from_fn(count + 1, |_| None);

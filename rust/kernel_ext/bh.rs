@@ -13,7 +13,8 @@ use ::kernel::{
 use core::{marker::PhantomPinned, ptr};
 
 /// Softirqs are off on this CPU while this lives. A spinlock that softirq takes as well is
-/// locked with it in scope (together they are what `spin_lock_bh` is).
+/// locked with it in scope (together they are what `spin_lock_bh` is). The lock's guard has to
+/// go first: not as a temporary of a block's last expression, which outlives the block's locals.
 pub struct Disabled(NotThreadSafe);
 
 /// Switches softirqs off; they run at the latest when the guard goes.

@@ -460,7 +460,8 @@ impl QpInner {
     fn connect(self: &Arc<Self>, verbs: &mut Verbs, attr: QpAttr) -> Result {
         let entries = {
             let _bh = bh::disable();
-            self.sq.lock().entries()
+            let entries = self.sq.lock().entries();
+            entries
         };
         let mut stream = Stream::new(entries, u32::from(attr.max_dest_rd_atomic))?;
         stream.set_attr(&self.stream_attr(&attr));
@@ -546,7 +547,8 @@ impl QpInner {
         self.state.store(QpState::Reset as u32, Ordering::Release);
         let attachment = {
             let _bh = bh::disable();
-            self.attachment.lock().take()
+            let attachment = self.attachment.lock().take();
+            attachment
         };
         if let Some(attachment) = attachment {
             drop(attachment.disconnect(self));
@@ -594,7 +596,8 @@ impl QpInner {
     /// Its place in a connection.
     fn attachment(&self) -> Option<Attachment> {
         let _bh = bh::disable();
-        self.attachment.lock().clone()
+        let attachment = self.attachment.lock().clone();
+        attachment
     }
 
     /// The state.

@@ -125,10 +125,8 @@ impl Srq {
     /// What it is.
     pub fn query(&self) -> SrqAttr {
         let _bh = bh::disable();
-        SrqAttr {
-            limit: self.inner.state.lock().limit,
-            ..self.attr
-        }
+        let limit = self.inner.state.lock().limit;
+        SrqAttr { limit, ..self.attr }
     }
 }
 
