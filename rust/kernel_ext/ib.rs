@@ -122,8 +122,8 @@ pub trait Operations: Send + Sync + Sized + 'static {
     /// The send doorbell.
     fn doorbell(&self, qp: &Self::Qp) -> Result;
 
-    /// Names of the port's counters, fixed.
-    fn counters() -> &'static [StatDesc];
+    /// Names of the port's counters, the same for the device's life.
+    fn counters(&self) -> &'static [StatDesc];
     /// Their values now.
     fn read_counters(&self, values: &mut [u64]);
 }
@@ -1335,10 +1335,11 @@ impl<T: Operations> VTable<T> {
     }
 
     unsafe extern "C" fn alloc_stats(
-        _raw: *mut bindings::ib_device,
+        raw: *mut bindings::ib_device,
         _port: u32,
     ) -> *mut bindings::rdma_hw_stats {
-        let descs = T::counters();
+        // SAFETY: see the comment on the `impl`.
+        let descs = unsafe { Self::device(raw) }.counters();
         // SAFETY: the descriptions are static; the core frees what is returned.
         unsafe {
             bindings::rdma_alloc_hw_stats_struct(

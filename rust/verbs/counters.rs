@@ -15,16 +15,38 @@ use ::core::sync::atomic::{AtomicU64, Ordering};
 /// Paths that have a counter of their own.
 pub const PATHS: usize = 64;
 
+/// Kinds of dropped packets; all counters of a port have to fit into one netlink message.
+const DROPS: usize = 12;
+
+/// The kind that a reason belongs to: an index into the names below.
+fn kind(why: wire::Drop) -> usize {
+    use wire::Drop;
+    match why {
+        Drop::Short | Drop::Type | Drop::Length | Drop::Field => 0,
+        Drop::Version => 1,
+        Drop::Crc => 2,
+        Drop::NoConnection => 3,
+        Drop::State | Drop::Epoch | Drop::Cookie => 4,
+        Drop::Path | Drop::PathSequence | Drop::AckInvalid => 5,
+        Drop::PathDuplicate | Drop::StreamDuplicate | Drop::Old => 6,
+        Drop::UnknownStream => 7,
+        Drop::StreamWindow => 8,
+        Drop::Refused => 9,
+        Drop::StreamInvalid => 10,
+        Drop::StreamState => 11,
+    }
+}
+
 macro_rules! counters {
     ($($field:ident = $name:literal,)* ; drops $($drop:literal)* ; paths $($path:literal)*) => {
         /// Number of counters that connections keep.
         const CONNECTION: usize = [$($name),*].len();
 
         /// Names in the order of [`Counters::read`].
-        static NAMES: [StatDesc; CONNECTION + wire::Drop::COUNT + 1 + PATHS] = [
+        static NAMES: [StatDesc; CONNECTION + DROPS + 1 + PATHS] = [
             $(StatDesc::new($name),)*
             $(StatDesc::new($drop),)*
-            StatDesc::new(c"connection_errors"),
+            StatDesc::new(c"conn_errors"),
             $(StatDesc::new($path),)*
         ];
 
@@ -41,35 +63,28 @@ counters! {
     rcvd_packets = c"rcvd_pkts",
     rcvd_bytes = c"rcvd_bytes",
     retransmits = c"retransmits",
-    voids = c"voids",
     moved = c"moved_pkts",
-    spurious = c"spurious_retransmits",
+    spurious = c"spurious",
     unsent = c"send_err",
     acks_sent = c"acks_sent",
-    acks_rcvd = c"acks_rcvd",
     duplicate_request = c"duplicate_request",
     out_of_sequence = c"out_of_seq_request",
     ce_rcvd = c"rcvd_ecn_marked",
     ce_echoed = c"sent_ecn_marked",
     window_cuts = c"window_cuts",
     probes_sent = c"probes_sent",
-    probe_replies = c"probe_replies",
     queries_sent = c"queries_sent",
     refusals_rcvd = c"rcvd_rnr_err",
     path_suspected = c"path_suspected",
     path_failed = c"path_failed",
     path_recovered = c"path_recovered",
-    handshakes_sent = c"handshakes_sent",
-    established = c"connections_opened",
+    handshakes_sent = c"handshakes",
+    established = c"conn_opened",
     ;
     drops
-    c"drop_short" c"drop_version" c"drop_type"
-    c"drop_length" c"drop_field" c"drop_crc"
-    c"drop_no_connection" c"drop_state" c"drop_path"
-    c"drop_epoch" c"drop_path_sequence" c"drop_path_duplicate"
-    c"drop_ack_invalid" c"drop_old" c"drop_cookie"
-    c"drop_unknown_stream" c"drop_stream_duplicate" c"drop_stream_window"
-    c"drop_refused" c"drop_stream_invalid" c"drop_stream_state"
+    c"drop_malformed" c"drop_version" c"drop_crc" c"drop_no_conn"
+    c"drop_state" c"drop_path" c"drop_duplicate" c"drop_unknown_qp"
+    c"drop_window" c"drop_refused" c"drop_invalid" c"drop_qp_state"
     ;
     paths
     c"path0_tx_bytes" c"path1_tx_bytes" c"path2_tx_bytes" c"path3_tx_bytes"
@@ -94,7 +109,7 @@ counters! {
 pub struct Counters {
     /// What connections that have ended had counted.
     ended: [AtomicU64; CONNECTION],
-    drops: [AtomicU64; wire::Drop::COUNT],
+    drops: [AtomicU64; DROPS],
     errors: AtomicU64,
     paths: [AtomicU64; PATHS],
 }
@@ -122,7 +137,7 @@ impl Counters {
     pub const fn new() -> Self {
         Self {
             ended: [const { AtomicU64::new(0) }; CONNECTION],
-            drops: [const { AtomicU64::new(0) }; wire::Drop::COUNT],
+            drops: [const { AtomicU64::new(0) }; DROPS],
             errors: AtomicU64::new(0),
             paths: [const { AtomicU64::new(0) }; PATHS],
         }
@@ -130,7 +145,7 @@ impl Counters {
 
     /// Counts a received packet that was dropped. Any context.
     pub fn drop(&self, why: wire::Drop) {
-        if let Some(counter) = self.drops.get(why as usize) {
+        if let Some(counter) = self.drops.get(kind(why)) {
             counter.fetch_add(1, Ordering::Relaxed);
         }
     }
@@ -154,9 +169,10 @@ impl Counters {
         }
     }
 
-    /// The names, in the order of [`Counters::read`].
-    pub fn names() -> &'static [StatDesc] {
-        &NAMES
+    /// The names, in the order of [`Counters::read`], of a device with this many paths.
+    pub fn names(paths: usize) -> &'static [StatDesc] {
+        let count = NAMES.len() - PATHS + paths.min(PATHS);
+        NAMES.get(..count).unwrap_or(&NAMES)
     }
 
     /// Puts the values into `to`; `live` adds what the connections of now have counted.

@@ -328,8 +328,8 @@ impl Operations for Driver {
         qp.doorbell()
     }
 
-    fn counters() -> &'static [StatDesc] {
-        Counters::names()
+    fn counters(&self) -> &'static [StatDesc] {
+        Counters::names(self.0.paths())
     }
 
     fn read_counters(&self, values: &mut [u64]) {

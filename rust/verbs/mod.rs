@@ -16,7 +16,9 @@
 //!
 //! QP mutex (process context) → connection (drive) → RQ → SRQ → CQ; the SQ's and the READ
 //! table's locks order like the RQ's and are never held together with it. Handlers of the
-//! RDMA core are called with none of them held.
+//! RDMA core are called with none of them held. Softirq takes all but the mutex, so a verb
+//! switches softirqs off before it locks. A guard needs a name of its own then: that of a
+//! block's last expression is dropped after the block's variables, softirqs' return included.
 //!
 //! # The doorbell
 //!

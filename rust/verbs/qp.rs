@@ -36,7 +36,7 @@ use crate::{
         api::{Event, Fault, Opcode, Placed, Placement, SendWr, Status, Target, Time},
         stream::{self, Stream, StreamAttr},
     },
-    queue::{Cqe, CreateQpResp, Mmap, WorkRing},
+    queue::{Cqe, CreateQpReq, CreateQpResp, Mmap, WorkRing},
 };
 use ::core::sync::atomic::{AtomicU32, Ordering};
 use ::kernel::{
@@ -98,6 +98,8 @@ pub struct QpInner {
     recv_cq: Arc<CqInner>,
     cap: QpCap,
     signal_all: bool,
+    /// What the program named it, for the completions of its send queue.
+    cookie: u64,
     /// A [`QpState`].
     state: AtomicU32,
     /// Rights of the peer.
@@ -157,7 +159,8 @@ impl Qp {
         init: &mut QpInit<'_, Driver>,
         udata: &Udata<'_>,
     ) -> Result<(Self, u32)> {
-        udata.no_request()?;
+        // A program of a time without it sends nothing.
+        let request: CreateQpReq = udata.request(0)?;
         let cap = &init.cap;
         if cap.max_send_wr > MAX_WR
             || cap.max_send_sge > MAX_SGE
@@ -212,6 +215,7 @@ impl Qp {
                 recv_cq,
                 cap: made,
                 signal_all,
+                cookie: request.cookie,
                 state: AtomicU32::new(QpState::Reset as u32),
                 access: AtomicU32::new(0),
                 remote_qpn: AtomicU32::new(0),
@@ -617,6 +621,15 @@ impl QpInner {
         }
     }
 
+    /// Writes a completion of the send queue.
+    fn put_sent(self: &Arc<Self>, cqe: Cqe, notify: &mut Notify) {
+        let cqe = Cqe {
+            cookie: self.cookie,
+            ..cqe
+        };
+        self.put(&self.send_cq, cqe, false, notify);
+    }
+
     /// Remembers events for the program.
     fn raise(self: &Arc<Self>, events: u32, notify: &mut Notify) {
         if self.pending.fetch_or(events, Ordering::AcqRel) == 0 && !notify.add_qp(self) {
@@ -837,7 +850,7 @@ impl QpInner {
             return;
         }
         if let Some(cqe) = sq.retire(wr, status) {
-            self.put(&self.send_cq, cqe, false, notify);
+            self.put_sent(cqe, notify);
         }
     }
 
@@ -975,15 +988,13 @@ impl BhWork for QpInner {
     /// What was put off: flushes and events.
     fn run(this: Arc<Self>) {
         let mut notify = Notify::empty();
-        if this.state() == QpState::Err {
-            if !this.must_wait() {
-                let mut sq = this.sq.lock();
-                while let Some(cqe) = sq.flush_deferred() {
-                    this.put(&this.send_cq, cqe, false, &mut notify);
-                }
+        if !this.must_wait() {
+            let mut sq = this.sq.lock();
+            while let Some(cqe) = sq.flush_deferred() {
+                this.put_sent(cqe, &mut notify);
             }
-            this.flush_receives(&mut notify);
         }
+        this.flush_receives(&mut notify);
         notify.deliver();
         this.tell();
     }

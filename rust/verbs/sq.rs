@@ -312,6 +312,7 @@ impl SendQueue {
             return None;
         }
         let entry = *self.heads.get(self.slot(wr))?;
+        let index = self.base.wrapping_add(self.retired);
         self.retired = self.retired.wrapping_add(1);
         self.ring.release(self.base.wrapping_add(self.retired));
         if !entry.signaled && status == Status::Success {
@@ -331,6 +332,7 @@ impl SendQueue {
             status: status as u32,
             opcode,
             byte_len,
+            wqe_index: index,
             ..Cqe::default()
         })
     }
