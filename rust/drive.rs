@@ -445,6 +445,7 @@ fn reply_without_state(device: &Arc<DeviceInner>, packet: &Packet<'_>, skb: &Skb
     if !connection::stateless_reply(packet, &seen, &device.secret, net::now(), &mut tx) {
         return device.count_drop(wire::Drop::NoConnection);
     }
+    tx.source_port = skb.source_port();
     // A reply that cannot be sent is as good as lost; the peer asks again.
     let _ = Flow::answering(&device.port, skb).xmit(&tx, &mut Frags::new());
 }

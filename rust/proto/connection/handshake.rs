@@ -21,6 +21,8 @@ const COOKIE_LIFE: u32 = 8;
 /// First and greatest time between two Inits.
 const RETRY_FIRST: Time = 2_000_000;
 const RETRY_MAX: Time = 200_000_000;
+/// How long a cookie is used: half of its life.
+const COOKIE_KEPT: Time = 4_000_000_000;
 /// Greatest time between two Inits when the peer is there but not ready, or nothing waits.
 const NOT_YET_FIRST: Time = 1_000_000;
 const NOT_YET_MAX: Time = 100_000_000;
@@ -150,7 +152,8 @@ fn blank(out: &mut Transmit) {
 /// Answers a packet for which the driver has no connection, without keeping anything.
 /// `seen` is who sent it to whom by its addresses: the answer goes to `seen.source`, and a
 /// handshake packet that names others is not answered. The driver limits the rate and
-/// chooses source port and checksum as for any handshake packet. False: no answer.
+/// answers from the source port that it was asked from, which changes with each attempt.
+/// False: no answer.
 pub fn stateless_reply(
     packet: &Packet<'_>,
     seen: &HandshakeKey,
@@ -195,9 +198,13 @@ pub(super) struct Attempt {
     pub(super) nonce: u64,
     pub(super) cookie: u64,
     pub(super) cookie_time: u32,
+    /// When the cookie came.
+    pub(super) cookie_at: Time,
     /// Next Init; `Time::MAX` is none.
     pub(super) due: Time,
     pub(super) interval: Time,
+    /// Path of the next Init: each goes over another one, since some may be dead.
+    pub(super) path: u32,
 }
 
 impl Attempt {
@@ -206,8 +213,10 @@ impl Attempt {
             nonce,
             cookie: 0,
             cookie_time: 0,
+            cookie_at: 0,
             due: now,
             interval: RETRY_FIRST,
+            path: 0,
         }
     }
 }
@@ -286,8 +295,9 @@ impl Connection {
                     out.header_len = w.finish();
                 }
             }
-            self.address(out, 0);
-            self.counters.handshakes_sent = self.counters.handshakes_sent.wrapping_add(1);
+            let sent = self.counters.handshakes_sent;
+            self.address(out, self.path_in_turn(sent as u32));
+            self.counters.handshakes_sent = sent.wrapping_add(1);
             return true;
         }
         if !self.is_attempting() || self.attempt.due > now {
@@ -303,16 +313,22 @@ impl Connection {
         let mut w = Writer::new(&mut out.header);
         init.emit(&mut w, Type::Init);
         out.header_len = w.finish();
-        self.address(out, 0);
+        self.address(out, self.path_in_turn(self.attempt.path));
+        self.attempt.path = self.attempt.path.wrapping_add(1);
         self.counters.handshakes_sent = self.counters.handshakes_sent.wrapping_add(1);
         self.attempt.due = now.saturating_add(self.attempt.interval);
         let most = if self.has_work() { RETRY_MAX } else { IDLE_MAX };
         self.attempt.interval = self.attempt.interval.saturating_mul(2).min(most);
         // A cookie that has become too old is asked for anew.
-        if self.attempt.interval >= RETRY_MAX {
+        if now.saturating_sub(self.attempt.cookie_at) > COOKIE_KEPT {
             self.attempt.cookie = 0;
         }
         true
+    }
+
+    /// A path for the `n`th packet of the handshake.
+    fn path_in_turn(&self, n: u32) -> u32 {
+        n.checked_rem(self.paths.len() as u32).unwrap_or(0)
     }
 
     /// A packet of the handshake arrived.
@@ -329,7 +345,10 @@ impl Connection {
                 }
                 self.attempt.cookie = h.cookie;
                 self.attempt.cookie_time = h.cookie_time;
+                self.attempt.cookie_at = now;
                 self.attempt.due = now;
+                // Over the path that has just worked.
+                self.attempt.path = self.attempt.path.wrapping_sub(1);
                 Ok(())
             }
             Body::Accept(h) => {

@@ -89,7 +89,7 @@ pub struct Config {
     pub instance: u64,
     /// Key of cookies and challenges. Random, the same for all connections of a device.
     pub secret: [u8; 16],
-    /// Where source ports and first epochs come from. Random, or chosen to repeat a run.
+    /// Where the first source ports come from. Random, or chosen to repeat a run.
     pub seed: u64,
     /// Lowest source port; ports are chosen from the 16384 from there on.
     pub port_base: u16,
@@ -343,8 +343,12 @@ impl Connection {
         let nonce = draw();
         let first_epoch = draw() as u16;
         let mut paths = Vec::with_capacity(usize::from(cfg.paths))?;
-        for _ in 0..cfg.paths {
-            let port = cfg.port_base.wrapping_add((draw() & 0x3fff) as u16);
+        // First ports follow from the seed and the addresses alone, so that they repeat.
+        let pair = handshake::keyed_hash(&ids.local_gid, &[u64::from(ids.dscp)])
+            ^ handshake::keyed_hash(&ids.remote_gid, &[cfg.seed]);
+        for i in 0..cfg.paths {
+            let drawn = handshake::keyed_hash(&[0; 16], &[cfg.seed, pair, u64::from(i)]);
+            let port = cfg.port_base.wrapping_add((drawn & 0x3fff) as u16);
             if paths.push(Path::new(first_epoch, records, port)?).is_err() {
                 return Err(AllocError);
             }
