@@ -36,6 +36,7 @@ const _: () = {
     assert!(size_of::<metaroce_alloc_ucontext_resp>() == 16);
     assert!(size_of::<metaroce_create_cq_resp>() == 24);
     assert!(size_of::<metaroce_resize_cq_resp>() == 24);
+    assert!(size_of::<metaroce_create_qp_req>() == 8);
     assert!(size_of::<metaroce_create_qp_resp>() == 40);
     assert!(size_of::<metaroce_create_srq_resp>() == 24);
 };

@@ -87,10 +87,15 @@ fn ring_at(kind: u32, entries: u32, stride: usize, start: u32) -> Ring {
     ring
 }
 
+/// What a poller stores into, for a queue of a test.
+pub(crate) fn polled() -> &'static AtomicU32 {
+    Box::leak(Box::new(AtomicU32::new(0)))
+}
+
 fn send_queue(entries: u32, start: u32) -> (SendQueue, Taker) {
     let ring = ring_at(METAROCE_RING_SQ, entries, STRIDE, start);
     let taker = Taker::new(&ring);
-    (SendQueue::new(ring, LIMITS, false), taker)
+    (SendQueue::new(ring, LIMITS, false, polled()), taker)
 }
 
 fn send(wr_id: u64) -> Request {
@@ -217,7 +222,7 @@ fn send_elements_hold_what_was_asked_for() {
 fn signal_all_marks_every_request() {
     let ring = Ring::anonymous(METAROCE_RING_SQ, 4, STRIDE);
     let mut kernel = Taker::new(&ring);
-    let mut queue = SendQueue::new(ring, LIMITS, true);
+    let mut queue = SendQueue::new(ring, LIMITS, true, polled());
     queue.push(&send(1), |_| Ok(())).unwrap();
     queue.publish();
     assert_eq!(kernel.take_send().unwrap().0.flags, METAROCE_SEND_SIGNALED);
@@ -332,6 +337,34 @@ fn batches_by_steps() {
     queue.step(|queue| queue.open(&send(7)));
     assert_eq!(queue.complete(), Ok(true));
     assert_eq!(kernel.take_send().unwrap().0.wr_id, 7);
+}
+
+#[test]
+fn a_signaled_slot_is_free_when_its_completion_is_polled() {
+    let ring = ring_at(METAROCE_RING_SQ, 4, STRIDE, 7);
+    let mut kernel = Taker::new(&ring);
+    let polled = polled();
+    let mut queue = SendQueue::new(ring, LIMITS, false, polled);
+    let signaled = |id| Request { flags: METAROCE_SEND_SIGNALED, ..send(id) };
+    queue.push(&send(0), |_| Ok(())).unwrap();
+    queue.push(&signaled(1), |_| Ok(())).unwrap();
+    queue.push(&send(2), |_| Ok(())).unwrap();
+    queue.push(&signaled(3), |_| Ok(())).unwrap();
+    queue.publish();
+    for _ in 0..4 {
+        kernel.retire();
+    }
+    // The first one has no completion, the second has one that nobody has polled.
+    queue.push(&signaled(4), |_| Ok(())).unwrap();
+    assert_eq!(queue.push(&send(5), |_| Ok(())), Err(ENOMEM));
+    polled.store(9, Ordering::Release);
+    queue.push(&signaled(5), |_| Ok(())).unwrap();
+    queue.push(&signaled(6), |_| Ok(())).unwrap();
+    assert_eq!(queue.push(&send(7), |_| Ok(())), Err(ENOMEM));
+    // Nobody can have polled what the kernel has not done.
+    queue.publish();
+    polled.store(14, Ordering::Release);
+    assert_eq!(queue.push(&send(7), |_| Ok(())), Err(ENOMEM));
 }
 
 #[test]
@@ -557,7 +590,7 @@ fn threads_around_a_queue_pair() {
     let cq = ring_at(METAROCE_RING_CQ, 8, 64, start);
     let mut taker = Taker::new(&sq);
     let mut giver = Giver::new(&cq);
-    let send_queue = Lock::new(SendQueue::new(sq, LIMITS, false));
+    let send_queue = Lock::new(SendQueue::new(sq, LIMITS, false, polled()));
     let completions = Lock::new(CompletionQueue::new(cq));
     let polled = AtomicU64::new(0);
     let failed = AtomicBool::new(false);

@@ -9,7 +9,7 @@ use ::kernel::transmute::{AsBytes, FromBytes};
 pub use bindings::{
     metaroce_alloc_ucontext_req as AllocUcontextReq,
     metaroce_alloc_ucontext_resp as AllocUcontextResp, metaroce_create_cq_resp as CreateCqResp,
-    metaroce_create_qp_resp as CreateQpResp, metaroce_create_srq_resp as CreateSrqResp,
+    metaroce_create_qp_req as CreateQpReq, metaroce_create_qp_resp as CreateQpResp, metaroce_create_srq_resp as CreateSrqResp,
     metaroce_mmap as Mmap, metaroce_resize_cq_resp as ResizeCqResp,
 };
 
@@ -38,6 +38,7 @@ const _: () = {
     assert!(size_of::<AllocUcontextResp>() == 16);
     assert!(size_of::<CreateCqResp>() == 24);
     assert!(size_of::<ResizeCqResp>() == 24);
+    assert!(size_of::<CreateQpReq>() == 8);
     assert!(size_of::<CreateQpResp>() == 40);
     assert!(size_of::<CreateSrqResp>() == 24);
 };
@@ -52,6 +53,8 @@ unsafe impl AsBytes for AllocUcontextResp {}
 unsafe impl AsBytes for CreateCqResp {}
 // SAFETY: as above.
 unsafe impl AsBytes for ResizeCqResp {}
+// SAFETY: as above.
+unsafe impl FromBytes for CreateQpReq {}
 // SAFETY: as above.
 unsafe impl AsBytes for CreateQpResp {}
 // SAFETY: as above.
@@ -179,6 +182,10 @@ pub struct Cqe {
     pub vendor_err: u32,
     /// ns, CLOCK_MONOTONIC.
     pub timestamp: u64,
+    /// Send queue: index in the ring of the WQE.
+    pub wqe_index: u32,
+    /// Send queue: what the program named the QP at its creation.
+    pub cookie: u64,
 }
 
 impl Cqe {
@@ -191,8 +198,8 @@ impl Cqe {
             join(self.qpn, self.src_qpn),
             join(self.wc_flags, self.vendor_err),
             self.timestamp,
-            0,
-            0,
+            join(0, self.wqe_index),
+            self.cookie,
         ]
     }
 }

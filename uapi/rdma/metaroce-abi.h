@@ -19,6 +19,10 @@
  *   SRQ     user: posted    kernel: WQEs taken
  *   CQ      kernel: CQEs    user: CQEs polled
  *
+ * The slot of a signaled send WQE belongs to its completion until that is
+ * polled, although the kernel's consumer is beyond it: the depth of a send
+ * queue bounds what it can have in its CQ.
+ *
  * Send doorbell: the POST_SEND command of the uverbs write interface with
  * wr_count 0 and wqe_size sizeof(struct ib_uverbs_send_wr). One doorbell may
  * cover any number of WQEs. Receives need no doorbell, unless the kernel asks for
@@ -127,6 +131,10 @@ struct metaroce_resize_cq_resp {
 	__u32 reserved;
 };
 
+struct metaroce_create_qp_req {
+	__aligned_u64 cookie;	/* comes back in the completions of the send queue; 0 is none */
+};
+
 struct metaroce_create_qp_resp {
 	struct metaroce_mmap sq;
 	struct metaroce_mmap rq;	/* size 0 with an SRQ */
@@ -203,7 +211,8 @@ struct metaroce_cqe {
 	__u32 vendor_err;
 	__aligned_u64 timestamp;	/* ns, CLOCK_MONOTONIC, when the CQE was written */
 	__u32 pkey_index;
-	__u32 reserved[3];
+	__u32 wqe_index;	/* send queue: index in the ring of the WQE */
+	__aligned_u64 cookie;	/* send queue: metaroce_create_qp_req.cookie; else 0 */
 };
 
 #endif /* METAROCE_ABI_USER_H */

@@ -10,7 +10,7 @@ use core::cell::UnsafeCell;
 use core::ffi::c_int;
 use core::ptr::{addr_of_mut, drop_in_place, null_mut};
 
-use super::{allocate, fail, free, sys, zeroed, With};
+use super::{allocate, fail, free, qp, sys, zeroed, With};
 use crate::abi::{
     metaroce_cqe, metaroce_create_cq_resp, metaroce_resize_cq_resp, METAROCE_ARM_NEXT,
     METAROCE_ARM_SOLICITED, METAROCE_RING_CQ,
@@ -276,6 +276,7 @@ pub(super) unsafe extern "C" fn poll_cq(
         let Some(cqe) = queue.next() else { break };
         // SAFETY: the program's array has `entries` elements.
         unsafe {
+            qp::polled(&cqe);
             wc.write(to_wc(&cqe));
             wc = wc.add(1);
         }
@@ -357,6 +358,7 @@ unsafe fn advance(ex: *mut sys::ibv_cq_ex) -> c_int {
     unsafe {
         let cq = Cq::of_ex(ex);
         let Some(cqe) = cq.queue.held().next() else { return ENOENT };
+        qp::polled(&cqe);
         (*ex).wr_id = cqe.wr_id;
         (*ex).status = cqe.status;
         cq.current.get().write(cqe);

@@ -15,7 +15,7 @@ use core::sync::atomic::{AtomicU32, Ordering};
 
 use super::device::Context;
 use super::{allocate, cq, errno, fail, free, sges, srq, sys, wr, zeroed, With};
-use crate::abi::{metaroce_create_qp_resp, METAROCE_RING_RQ, METAROCE_RING_SQ, RECV_WQE, SEND_WQE, SGE};
+use crate::abi::{metaroce_cqe, metaroce_create_qp_req, metaroce_create_qp_resp, METAROCE_RING_RQ, METAROCE_RING_SQ, RECV_WQE, SEND_WQE, SGE};
 use crate::errno::{Errno, EACCES, EINTR, EINVAL, EIO, EOPNOTSUPP, EPROTO};
 use crate::queue::{may_receive, may_send, Limits, RecvQueue, Request, SendQueue, KEEP_FLAGS};
 use crate::ring::{Lock, Ring, UserBytes};
@@ -29,6 +29,8 @@ pub(super) struct Qp {
     pub(super) send: Lock<SendQueue>,
     /// The receive queue, unless there is a shared one.
     receive: Lock<Option<RecvQueue>>,
+    /// Send WQEs whose completions have been polled, as an index of the ring; see [`polled`].
+    polled: AtomicU32,
     /// The next in the list of those being destroyed; guarded by the lock of that list.
     next_dying: *mut Qp,
 }
@@ -89,7 +91,13 @@ impl Qp {
     pub(super) fn over(send: SendQueue, receive: Option<RecvQueue>) -> Qp {
         // SAFETY: integers, pointers and optional functions.
         let vqp = UnsafeCell::new(unsafe { core::mem::zeroed() });
-        Qp { vqp, send: Lock::new(send), receive: Lock::new(receive), next_dying: null_mut() }
+        Qp {
+            vqp,
+            send: Lock::new(send),
+            receive: Lock::new(receive),
+            polled: AtomicU32::new(0),
+            next_dying: null_mut(),
+        }
     }
 
     /// # Safety
@@ -127,6 +135,20 @@ unsafe fn purge(qp: *mut sys::ibv_qp) {
     }
 }
 
+/// A completion of a send queue has been polled: its slot, and those before it, are free.
+///
+/// # Safety
+///
+/// The completion came from a CQ whose lock is held: a queue pair takes its completions out of it,
+/// under that lock, before it goes.
+pub(super) unsafe fn polled(cqe: &metaroce_cqe) {
+    let qp = cqe.cookie as *const Qp;
+    if !qp.is_null() {
+        // SAFETY: the cookie is what this file gave the kernel, and the queue pair still exists.
+        unsafe { (*qp).polled.store(cqe.wqe_index.wrapping_add(1), Ordering::Release) };
+    }
+}
+
 /// Maps the rings of a new queue pair and starts its queues.
 ///
 /// # Safety
@@ -159,7 +181,10 @@ unsafe fn start(
     attr.cap.max_inline_data = response.max_inline;
     // SAFETY: `qp` is ours alone.
     unsafe {
-        addr_of_mut!((*qp).send).write(Lock::new(SendQueue::new(send, limits, attr.sq_sig_all != 0)));
+        addr_of_mut!((*qp).polled).write(AtomicU32::new(0));
+        // The queue lives in `qp` and goes with it.
+        let polled: &'static AtomicU32 = &*addr_of_mut!((*qp).polled);
+        addr_of_mut!((*qp).send).write(Lock::new(SendQueue::new(send, limits, attr.sq_sig_all != 0, polled)));
         addr_of_mut!((*qp).receive).write(Lock::new(receive));
     }
     Ok(())
@@ -179,7 +204,8 @@ unsafe fn make(context: *mut sys::ibv_context, attr: &mut sys::ibv_qp_init_attr_
     }
     let Some(qp) = allocate::<Qp>() else { return null_mut() };
     let qp = qp.as_ptr();
-    let mut command: sys::ibv_create_qp = zeroed();
+    let mut command: With<sys::ibv_create_qp, metaroce_create_qp_req> = zeroed();
+    command.driver.cookie = qp as u64;
     let mut response: With<sys::ib_uverbs_create_qp_resp, metaroce_create_qp_resp> = zeroed();
     // SAFETY: the structures have the given sizes; `qp` is new and ours alone; the context is one
     // of ours.
@@ -189,7 +215,7 @@ unsafe fn make(context: *mut sys::ibv_context, attr: &mut sys::ibv_qp_init_attr_
             context,
             vqp,
             attr,
-            &mut command,
+            &mut command.core,
             size_of_val(&command),
             &mut response.core,
             size_of_val(&response),

@@ -16,7 +16,8 @@ use crate::abi::*;
 use crate::errno::{EINVAL, ENOENT, ENOMEM, EOPNOTSUPP};
 use crate::queue::{CompletionQueue, Limits, RecvQueue, SendQueue};
 use crate::ring::Ring;
-use std::sync::atomic::Ordering;
+use crate::tests::polled;
+use std::sync::atomic::{AtomicU32, Ordering};
 
 const LIMITS: Limits = Limits { max_sge: 3, max_inline: 100, max_message: 1 << 31 };
 const QPN: u32 = 17;
@@ -24,6 +25,8 @@ const HANDLE: u32 = 23;
 
 /// A queue pair over plain memory.
 struct Bench {
+    /// What has been polled of the send queue.
+    polled: &'static AtomicU32,
     qp: Box<Qp>,
     cq: Box<Cq>,
     context: Box<sys::ibv_context>,
@@ -54,7 +57,9 @@ impl Bench {
         let rq = Ring::anonymous(METAROCE_RING_RQ, 4, RECV_WQE + 2 * SGE);
         let completions = Ring::anonymous(METAROCE_RING_CQ, 8, size_of::<metaroce_cqe>());
         let (sq_kernel, rq_kernel, cq_kernel) = (sq.other_side(), rq.other_side(), completions.other_side());
-        let mut qp = Box::new(Qp::over(SendQueue::new(sq, LIMITS, false), Some(RecvQueue::new(rq, 2))));
+        let polled = polled();
+        let send_queue = SendQueue::new(sq, LIMITS, false, polled);
+        let mut qp = Box::new(Qp::over(send_queue, Some(RecvQueue::new(rq, 2))));
         let cq = Box::new(Cq::over(CompletionQueue::new(completions), cq_kernel.arm_word()));
         // SAFETY: the queue pair is ours.
         unsafe {
@@ -68,6 +73,7 @@ impl Bench {
             wr::set_ops(&mut *(&raw mut *qp).cast::<sys::ibv_qp_ex>(), wr::SEND_OPS);
         }
         Bench {
+            polled,
             qp,
             cq,
             context,
@@ -132,6 +138,7 @@ impl Bench {
             self.taken += 1;
         }
         self.sq.consumer().store(self.taken, Ordering::Release);
+        self.polled.store(self.taken, Ordering::Release);
         all
     }
 
@@ -417,7 +424,8 @@ fn full_cqe(wr_id: u64) -> metaroce_cqe {
         vendor_err: 6,
         timestamp: 7,
         pkey_index: 8,
-        reserved: [0; 3],
+        wqe_index: 0,
+        cookie: 0,
     }
 }
 

@@ -7,7 +7,7 @@
 //! is one `ibv_post_send` or one `ibv_wr_start` … `ibv_wr_complete`. A request is open from
 //! [`SendQueue::open`] until the next one or the end of the batch; its payload is set in between.
 
-use core::sync::atomic::Ordering;
+use core::sync::atomic::{AtomicU32, Ordering};
 
 use crate::abi::{
     metaroce_send_wqe, metaroce_sge, METAROCE_SEND_FENCE, METAROCE_SEND_INLINE, METAROCE_SEND_SIGNALED,
@@ -63,8 +63,10 @@ pub(crate) struct SendQueue {
     published: u32,
     /// The next slot to write; `published` outside of a batch.
     tail: u32,
-    /// The consumer when last looked at.
-    retired: u32,
+    /// Slots below are free, when last looked at.
+    free: u32,
+    /// Everything below has been polled; whoever polls the CQ stores it.
+    polled: &'static AtomicU32,
     limits: Limits,
     signal_all: bool,
     open: Option<metaroce_send_wqe>,
@@ -74,14 +76,16 @@ pub(crate) struct SendQueue {
 
 impl SendQueue {
     /// The queue in `ring`, which has to have room for `limits` in each slot. `signal_all`: every
-    /// request completes visibly.
-    pub(crate) fn new(ring: Ring, limits: Limits, signal_all: bool) -> Self {
+    /// request completes visibly. `polled` is the queue's alone.
+    pub(crate) fn new(ring: Ring, limits: Limits, signal_all: bool, polled: &'static AtomicU32) -> Self {
         let start = ring.consumer().load(Ordering::Acquire);
+        polled.store(start, Ordering::Relaxed);
         SendQueue {
             ring,
             published: start,
             tail: start,
-            retired: start,
+            free: start,
+            polled,
             limits,
             signal_all,
             open: None,
@@ -94,7 +98,8 @@ impl SendQueue {
         let start = self.ring.consumer().load(Ordering::Acquire);
         self.published = start;
         self.tail = start;
-        self.retired = start;
+        self.free = start;
+        self.polled.store(start, Ordering::Relaxed);
         self.open = None;
         self.error = 0;
         self.ring.producer().store(start, Ordering::Release);
@@ -105,12 +110,29 @@ impl SendQueue {
         self.limits.max_inline
     }
 
+    /// A slot is free once the kernel is done with it and, when its request was signaled, its
+    /// completion has been polled: a program that posts until the queue is full cannot overflow a
+    /// CQ that is as deep.
     fn full(&mut self) -> bool {
-        if self.tail.wrapping_sub(self.retired) < self.ring.entries() {
+        let entries = self.ring.entries();
+        if self.tail.wrapping_sub(self.free) < entries {
             return false;
         }
-        self.retired = self.ring.consumer().load(Ordering::Acquire);
-        self.tail.wrapping_sub(self.retired) >= self.ring.entries()
+        let done = self.ring.consumer().load(Ordering::Acquire).wrapping_sub(self.free);
+        let polled = self.polled.load(Ordering::Acquire).wrapping_sub(self.free);
+        let mut free = if polled <= done { polled } else { 0 };
+        while free < done.min(entries) && !self.is_signaled(self.free.wrapping_add(free)) {
+            free = free.wrapping_add(1);
+        }
+        self.free = self.free.wrapping_add(free);
+        self.tail.wrapping_sub(self.free) >= entries
+    }
+
+    fn is_signaled(&self, index: u32) -> bool {
+        self.ring
+            .slot(index)
+            .get::<metaroce_send_wqe>()
+            .is_none_or(|wqe| wqe.flags & METAROCE_SEND_SIGNALED != 0)
     }
 
     /// Closes the open request and opens another, without payload so far.
