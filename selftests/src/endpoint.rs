@@ -126,7 +126,7 @@ pub struct Tuning {
 impl Default for Tuning {
     fn default() -> Self {
         Tuning {
-            timeout: 14,
+            timeout: 17,
             retry_cnt: 7,
             rnr_retry: 7,
             min_rnr_timer: 12,

@@ -406,6 +406,7 @@ fn region_test(run: &Run, ep: &Endpoint, memory: Arc<Memory>, offsets: &[usize],
                 rkey: remote.rkey,
                 ..SendWr::default()
             };
+            ep.barrier("ready").map_err(|e| e.to_string())?;
             single.run(ep, &format!("Write of {what}"), wr(verbs::IBV_WR_RDMA_WRITE))?;
             ep.barrier("written").map_err(|e| e.to_string())?;
             small.memory.set(0, len, 0);
@@ -427,6 +428,7 @@ fn region_test(run: &Run, ep: &Endpoint, memory: Arc<Memory>, offsets: &[usize],
             if unit.is_none_or(|unit| place + len <= unit) {
                 memory.set(place, len, CANARY);
             }
+            ep.barrier("ready").map_err(|e| e.to_string())?;
             ep.barrier("written").map_err(|e| e.to_string())?;
             memory.verify(at, len, seed).map_err(|m| format!("Write of {what}: {m}"))?;
             ep.barrier("next").map_err(|e| e.to_string())?;
