@@ -15,7 +15,10 @@ use core::sync::atomic::{AtomicU32, Ordering};
 
 use super::device::Context;
 use super::{allocate, cq, errno, fail, free, sges, srq, sys, wr, zeroed, With};
-use crate::abi::{metaroce_cqe, metaroce_create_qp_req, metaroce_create_qp_resp, METAROCE_RING_RQ, METAROCE_RING_SQ, RECV_WQE, SEND_WQE, SGE};
+use crate::abi::{
+    metaroce_cqe, metaroce_create_qp_req, metaroce_create_qp_resp, METAROCE_RING_RQ, METAROCE_RING_SQ,
+    RECV_WQE, SEND_WQE, SGE,
+};
 use crate::errno::{Errno, EACCES, EINTR, EINVAL, EIO, EOPNOTSUPP, EPROTO};
 use crate::queue::{may_receive, may_send, Limits, RecvQueue, Request, SendQueue, KEEP_FLAGS};
 use crate::ring::{Lock, Ring, UserBytes};
