@@ -244,6 +244,30 @@ fn an_unreachable_peer_ends_in_retry_exceeded() {
 }
 
 #[test]
+fn a_machine_that_stood_still_blames_nobody() {
+    let mut sim = hosts(87, 16);
+    sim.fabric.direct(0, 1, &Link::new(1_000_000, 10 * US));
+    let setup = QpSetup {
+        timeout: 20 * MS,
+        retry_cnt: 2,
+        ..QpSetup::default()
+    };
+    let (qa, _) = sim.connect(0, 1, &setup);
+    for _ in 0..10 {
+        let now = sim.now;
+        sim.hosts[0]
+            .post(now, qa, write(BASE, RKEY, 100), vec![3; 100])
+            .unwrap();
+        sim.pump(0);
+        sim.hosts[0].stalled_until = now + 500 * MS;
+        sim.run_for(600 * MS);
+    }
+    drain(&mut sim, &[qa], S);
+    let c = &sim.hosts[0].qps[qa].completions;
+    assert!(c.iter().all(|c| c.status == Status::Success), "{c:?}");
+}
+
+#[test]
 fn the_peer_restarts() {
     let (mut sim, _, qa) = pair(83, &Link::new(1_000_000, 10 * US));
     stream_writes(&mut sim, &[qa], 8, 20 * MS);

@@ -459,6 +459,7 @@ impl Connection {
             self.peer_instance = Some(h.instance);
         }
         self.up(now, agreed, h.connection_id, h.epoch);
+        self.excuse_streams(now, Time::MAX);
         Ok(())
     }
 }

@@ -12,6 +12,10 @@ use crate::proto::congestion::Window;
 use crate::proto::path::Health;
 use crate::proto::wire::Probe;
 
+/// A timer that is as late shows that the machine stood still: this time is not held
+/// against the peer.
+const STOOD_STILL: Time = 5_000_000;
+
 /// Between two requests to close.
 pub(super) const CLOSE_RETRY: Time = 100_000_000;
 const CLOSE_TRIES: u8 = 5;
@@ -81,10 +85,18 @@ impl Connection {
 
     /// Time has passed.
     pub fn handle_timeout(&mut self, now: Time) {
+        let mut due = self.stream_timer;
         if self.state == ConnectionState::Up {
-            let due = self.path_timer.min(self.ack.deadline);
-            if due < now {
-                self.margin.late(now, now.saturating_sub(due));
+            due = due.min(self.path_timer).min(self.ack.deadline);
+        } else if self.state == ConnectionState::Connecting {
+            due = due.min(self.attempt.due);
+        }
+        if due < now {
+            let late = now.saturating_sub(due);
+            self.margin.late(now, late);
+            if late >= STOOD_STILL {
+                // And what waits in the receive queue gets the time to be read.
+                self.excuse_streams(now, late.saturating_add(STOOD_STILL));
             }
         }
         if self.stream_timer <= now {
@@ -101,6 +113,19 @@ impl Connection {
         }
         if self.streams.len() == 0 && self.close_due <= now {
             self.close_timer(now);
+        }
+    }
+
+    /// The last `by` do not count against the retry limit of any stream that waits.
+    pub(super) fn excuse_streams(&mut self, now: Time, by: Time) {
+        for _ in 0..self.streams.bound() {
+            let Some(i) = self.streams.delist(List::Timer) else {
+                break;
+            };
+            if let Some(s) = self.streams.stream_mut(i) {
+                s.excuse(now, by);
+            }
+            self.streams.enlist(List::Timer, i);
         }
     }
 

@@ -574,6 +574,12 @@ impl Stream {
         self.requester.poll_flush(c)
     }
 
+    /// Time that does not count as silence of the peer: this machine stood still for `by`, or
+    /// the connection has just come up (all of it).
+    pub fn excuse(&mut self, now: Time, by: Time) {
+        self.requester.excuse(now, by);
+    }
+
     /// When [`Stream::on_timeout`] is due.
     pub fn poll_timeout(&self) -> Option<Time> {
         if !self.c.responds() {

@@ -839,6 +839,13 @@ impl Requester {
         }
     }
 
+    /// The last `by` are no silence of the peer.
+    pub(super) fn excuse(&mut self, now: Time, by: Time) {
+        if self.progress < now {
+            self.progress = self.progress.saturating_add(by).min(now);
+        }
+    }
+
     /// When the WR at the head has waited too long for the peer.
     pub(super) fn deadline(&self, c: &Common) -> Option<Time> {
         let fails = self.fail.is_some_and(|(wr, _)| wr == self.head);
