@@ -219,10 +219,10 @@ cut_verified() {
     while running; do
         "fail_$1" $k
         line=$(sent l1)
-        busywait 10 ended_or others_grew $k 1000000 "$line"
+        busywait 10 ended_or others_grew $k 300000 "$line"
         "heal_$1" $k
         cuts=$((cuts + 1))
-        busywait 10 ended_or spine_grew $k 300000 "$line"
+        busywait 10 ended_or spine_grew $k 50000 "$line"
         k=$((k % SPINES + 1))
     done
     reap 30
