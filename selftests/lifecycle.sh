@@ -15,9 +15,10 @@ WARMUP=10
 [ "$ROUNDS" -gt "$WARMUP" ] || { echo "lifecycle.sh: more than $WARMUP rounds are needed"; exit 2; }
 PORT=4795                # UDP port of the transport
 # KiB by which unreclaimable slab may grow after the warm-up; and within the second half of a
-# long run, where the caches of the kernel have reached their size: a leak of 4 KiB in each
+# long run, where the caches of the kernel have reached their size (that takes some thirty
+# rounds, without any leak about 500 KiB): a leak of 4 KiB in each
 # round does not pass.
-: "${TOLERANCE:=512}" "${TOLERANCE_HALF:=128}"
+: "${TOLERANCE:=1024}" "${TOLERANCE_HALF:=192}"
 : "${SEED:=$((EPOCHSECONDS % 30000))}"
 work=$(mktemp -d)
 
