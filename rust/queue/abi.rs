@@ -9,8 +9,9 @@ use ::kernel::transmute::{AsBytes, FromBytes};
 pub use bindings::{
     metaroce_alloc_ucontext_req as AllocUcontextReq,
     metaroce_alloc_ucontext_resp as AllocUcontextResp, metaroce_create_cq_resp as CreateCqResp,
-    metaroce_create_qp_req as CreateQpReq, metaroce_create_qp_resp as CreateQpResp, metaroce_create_srq_resp as CreateSrqResp,
-    metaroce_mmap as Mmap, metaroce_resize_cq_resp as ResizeCqResp,
+    metaroce_create_qp_req as CreateQpReq, metaroce_create_qp_resp as CreateQpResp,
+    metaroce_create_srq_resp as CreateSrqResp, metaroce_mmap as Mmap,
+    metaroce_resize_cq_resp as ResizeCqResp,
 };
 
 /// ABI version that this module speaks.

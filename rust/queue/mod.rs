@@ -12,8 +12,9 @@ mod ring;
 
 pub use self::{
     abi::{
-        AllocUcontextReq, AllocUcontextResp, Cqe, CreateCqResp, CreateQpReq, CreateQpResp, CreateSrqResp, Mmap,
-        RecvWqe, ResizeCqResp, SendWqe, ABI_VERSION, DRIVER_ID, GUID_MARK, GUID_MASK,
+        AllocUcontextReq, AllocUcontextResp, Cqe, CreateCqResp, CreateQpReq, CreateQpResp,
+        CreateSrqResp, Mmap, RecvWqe, ResizeCqResp, SendWqe, ABI_VERSION, DRIVER_ID, GUID_MARK,
+        GUID_MASK,
     },
     ring::{CqRing, Memory, WorkRing, RECV_HEAD_WORDS, SEND_HEAD_WORDS, SGE_WORDS},
 };
