@@ -186,14 +186,37 @@ pub struct SendWr {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[allow(missing_docs)]
 pub enum WrOp {
-    Write { va: u64, rkey: u32 },
-    WriteImm { va: u64, rkey: u32, imm: u32 },
+    Write {
+        va: u64,
+        rkey: u32,
+    },
+    WriteImm {
+        va: u64,
+        rkey: u32,
+        imm: u32,
+    },
     Send,
-    SendImm { imm: u32 },
-    SendInv { rkey: u32 },
-    Read { va: u64, rkey: u32 },
-    CompareSwap { va: u64, rkey: u32, compare: u64, swap: u64 },
-    FetchAdd { va: u64, rkey: u32, add: u64 },
+    SendImm {
+        imm: u32,
+    },
+    SendInv {
+        rkey: u32,
+    },
+    Read {
+        va: u64,
+        rkey: u32,
+    },
+    CompareSwap {
+        va: u64,
+        rkey: u32,
+        compare: u64,
+        swap: u64,
+    },
+    FetchAdd {
+        va: u64,
+        rkey: u32,
+        add: u64,
+    },
     /// Done by the driver when all earlier WRs are accepted: see [`Event::Local`].
     Local,
 }

@@ -2,6 +2,8 @@
 
 //! A connection on good and on lossy links.
 
+#![forbid(unsafe_code)]
+
 mod common;
 
 use common::{pair, print_counters, stream_writes, BASE, RKEY};

@@ -2,6 +2,8 @@
 
 //! Links that die and come back, hosts that restart, queues that are full.
 
+#![forbid(unsafe_code)]
+
 mod common;
 
 use common::{drain, hosts, pair, print_counters, spines, stream_writes, BASE, RKEY};

@@ -3,6 +3,8 @@
 //! Coming up: under loss, with strangers, with versions that do not meet; and packets that
 //! nobody sent.
 
+#![forbid(unsafe_code)]
+
 mod common;
 
 use common::{drain, hosts, pair, stream_writes, BASE, RKEY};

@@ -5,6 +5,8 @@
 //! right bytes, and traffic goes on whenever a path lives. SEED=n runs one seed, SEEDS=n
 //! that many.
 
+#![forbid(unsafe_code)]
+
 mod common;
 
 use common::{BASE, RKEY};

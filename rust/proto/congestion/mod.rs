@@ -155,7 +155,9 @@ impl Window {
         // queue would be full of one connection's attempts.
         let parts = u64::from(all).saturating_mul(u64::from(if c.lossy { all } else { 1 }));
         let step = ratio(step, window.saturating_mul(parts));
-        self.bytes = self.bytes.saturating_add(step.min(u64::from(bytes / 8)) as u32);
+        self.bytes = self
+            .bytes
+            .saturating_add(step.min(u64::from(bytes / 8)) as u32);
     }
 
     /// The round trip grew: a queue is there, so exponential growth ends.

@@ -3,6 +3,8 @@
 //! What the core costs: two connections in one thread, no network, no payload.
 //! `cargo run --release -p metaroce-sim --example speed`
 
+#![forbid(unsafe_code)]
+
 use metaroce::proto::api::{
     Event, Host, Payload, Placed, Receive, RxInfo, SendWr, StreamId, Transmit, WrOp,
 };

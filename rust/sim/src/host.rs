@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 
+#![forbid(unsafe_code)]
+
 use crate::{crc32c, Datagram};
 use metaroce::proto::api::{
     self, ConnectionError, Event, Fault, Opcode, Payload, Placed, Placement, RxInfo, SendWr,

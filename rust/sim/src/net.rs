@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 
+#![forbid(unsafe_code)]
+
 use crate::{Datagram, Rng};
 use metaroce::proto::api::Time;
 use std::collections::HashMap;

@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 
+#![forbid(unsafe_code)]
+
 /// A small generator (splitmix64): repeatable, no dependencies.
 #[derive(Clone, Debug)]
 pub struct Rng(u64);

@@ -2,6 +2,7 @@
 
 //! What the tests of connections share.
 
+#![forbid(unsafe_code)]
 #![allow(dead_code)] // not every test uses everything
 
 use metaroce::proto::api::{Status, Time};
