@@ -40,7 +40,7 @@ use super::path::{Path, Record, OUTSTANDING_MAX};
 use super::recovery::{Margin, INITIAL_RTT};
 use super::stream::{PostError, State, Stream, StreamBlock};
 use super::wire::{CloseKind, Probe};
-use crate::os::{AllocError, Box, Vec};
+use crate::os::{try_box, AllocError, Box, Vec};
 
 /// Paths at the most.
 pub const PATHS_MAX: usize = 64;
@@ -201,9 +201,9 @@ struct AckState {
     /// Marked packets of the batch so far.
     ce_in_batch: bool,
     /// Blocks NOT_READY for streams that packets named and that are not here.
-    refused: [Option<StreamBlock>; REFUSALS],
-    refusals: usize,
-    replies: [Option<(Probe, u8)>; REPLIES],
+    refused: Vec<StreamBlock>,
+    /// Probes to be answered, and how often.
+    replies: Vec<(Probe, u8)>,
 }
 
 /// Probing for the greatest packet that passes.
@@ -242,7 +242,7 @@ pub struct Connection {
 
     paths: Vec<Path>,
     /// Bytes in flight by path, beside each other because the scheduler compares them.
-    load: [u32; PATHS_MAX],
+    load: Vec<u32>,
     /// Paths in use that are good.
     good: u64,
     /// Good paths whose window and records have room.
@@ -323,7 +323,7 @@ pub struct Connection {
     received_bytes: u64,
     reported_bytes: u64,
     reported_at: Time,
-    counters: Counters,
+    counters: Box<Counters>,
 }
 
 impl Connection {
@@ -375,7 +375,7 @@ impl Connection {
             first_epoch,
             opened_epoch: first_epoch,
             paths,
-            load: [0; PATHS_MAX],
+            load: Vec::from_fn(usize::from(cfg.paths), |_| 0)?,
             good: 0,
             open: 0,
             lost: 0,
@@ -424,9 +424,8 @@ impl Connection {
                 placing: 0,
                 rotor: 0,
                 ce_in_batch: false,
-                refused: [None; REFUSALS],
-                refusals: 0,
-                replies: [None; REPLIES],
+                refused: Vec::with_capacity(REFUSALS)?,
+                replies: Vec::with_capacity(REPLIES)?,
             },
             streams: Streams::new(),
             tombstones: Vec::with_capacity(TOMBSTONES)?,
@@ -448,7 +447,7 @@ impl Connection {
             received_bytes: 0,
             reported_bytes: 0,
             reported_at: now,
-            counters: Counters::default(),
+            counters: try_box(Counters::default())?,
         };
         if loopback {
             let (cid, epoch) = (c.ids.local_cid, c.first_epoch);
@@ -822,7 +821,7 @@ impl Connection {
         }
         self.good = mask;
         self.open = mask;
-        self.load = [0; PATHS_MAX];
+        self.load.fill(0);
         self.lost = 0;
         self.donors = 0;
         self.probe = 0;
@@ -835,8 +834,8 @@ impl Connection {
         self.path_timer = Time::MAX;
         self.ack.dirty = 0;
         self.ack.number = 0;
-        self.ack.refusals = 0;
-        self.ack.replies = [None; REPLIES];
+        self.ack.refused.clear();
+        self.ack.replies.clear();
         self.begin_mtu_search(now);
         for i in 0..self.streams.used() as u32 {
             if let Some(slot) = self.streams.slot_mut(i) {

@@ -47,7 +47,7 @@ impl Connection {
     ) -> Result<Receive, Drop> {
         let r = self.dispatch(now, packet, info, host);
         if let Err(why) = r {
-            self.counters.drop(why);
+            self.counters.count_drop(why);
         }
         r
     }
@@ -210,17 +210,12 @@ impl Connection {
     /// Answers a packet for a stream that never was.
     fn refuse(&mut self, now: Time, block: StreamBlock) {
         self.ack_later(now);
-        let n = self.ack.refusals;
-        let same = |r: &&mut Option<StreamBlock>| {
-            r.is_some_and(|r| {
-                (r.dst_qpn, r.src_qpn, r.dir) == (block.dst_qpn, block.src_qpn, block.dir)
-            })
+        let same = |r: &&mut StreamBlock| {
+            (r.dst_qpn, r.src_qpn, r.dir) == (block.dst_qpn, block.src_qpn, block.dir)
         };
-        if let Some(r) = self.ack.refused.iter_mut().take(n).find(same) {
-            *r = Some(block);
-        } else if let Some(r) = self.ack.refused.get_mut(n) {
-            *r = Some(block);
-            self.ack.refusals = n.wrapping_add(1);
+        match self.ack.refused.iter_mut().find(same) {
+            Some(r) => *r = block,
+            None => drop(self.ack.refused.push(block)),
         }
         // What does not fit is asked for again.
     }
@@ -556,20 +551,13 @@ impl Connection {
         if p.padding == 0 && acknowledged && path.rx.has_all(p.next) {
             self.doubt_until = now.saturating_add(DOUBT);
         }
-        // The newest probe of a path takes the place of an older one.
-        let mut free = None;
-        for r in self.ack.replies.iter_mut() {
-            match r {
-                Some((old, _)) if old.path == p.path && old.padding == p.padding => {
-                    free = Some(r);
-                    break;
-                }
-                None if free.is_none() => free = Some(r),
-                _ => {}
-            }
-        }
-        if let Some(r) = free {
-            *r = Some((*p, 2));
+        // The newest probe of a path takes the place of an older one; what does not fit is
+        // asked again.
+        let same = |(old, _): &&mut (Probe, u8)| old.path == p.path && old.padding == p.padding;
+        let copies = if self.agreed.paths > 1 { 2 } else { 1 };
+        match self.ack.replies.iter_mut().find(same) {
+            Some(r) => *r = (*p, copies),
+            None => drop(self.ack.replies.push((*p, copies))),
         }
         Ok(())
     }

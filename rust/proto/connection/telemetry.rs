@@ -66,7 +66,7 @@ pub struct Counters {
 }
 
 impl Counters {
-    pub(super) fn drop(&mut self, why: Drop) {
+    pub(super) fn count_drop(&mut self, why: Drop) {
         if let Some(c) = self.drops.get_mut(why as usize) {
             *c = c.wrapping_add(1);
         }

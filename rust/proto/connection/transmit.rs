@@ -453,7 +453,7 @@ impl Connection {
 
     fn poll_ack(&mut self, now: Time, out: &mut Transmit) -> bool {
         let anything = self.ack.dirty != 0
-            || self.ack.refusals != 0
+            || !self.ack.refused.is_empty()
             || self.streams.first(List::Dirty).is_some()
             || self.tombstones.iter().any(|t| t.announce != 0);
         if !anything {
@@ -477,12 +477,11 @@ impl Connection {
             left &= left.wrapping_sub(1);
         }
         self.ack.dirty = left;
-        while self.ack.refusals != 0 && a.has_room() {
-            let n = self.ack.refusals.wrapping_sub(1);
-            self.ack.refusals = n;
-            if let Some(b) = self.ack.refused.get(n).copied().flatten() {
-                a.stream(&b);
-            }
+        while a.has_room() {
+            let Some(b) = self.ack.refused.pop() else {
+                break;
+            };
+            a.stream(&b);
         }
         let mut tombs = false;
         for t in self.tombstones.iter_mut().filter(|t| t.announce != 0) {
@@ -519,7 +518,7 @@ impl Connection {
         }
         let more = left != 0
             || tombs
-            || self.ack.refusals != 0
+            || !self.ack.refused.is_empty()
             || self.streams.first(List::Dirty).is_some();
         out.header_len = w.finish();
         let i = self.next_good(None);
@@ -563,10 +562,7 @@ impl Connection {
 
     /// Answers a probe: over the path with its number, then over another one.
     fn poll_reply(&mut self, now: Time, out: &mut Transmit) -> bool {
-        let Some(slot) = self.ack.replies.iter().position(|r| r.is_some()) else {
-            return false;
-        };
-        let Some((probe, left)) = self.ack.replies.get(slot).copied().flatten() else {
+        let Some((probe, left)) = self.ack.replies.last().copied() else {
             return false;
         };
         let h = self.ack_header();
@@ -585,12 +581,12 @@ impl Connection {
             self.next_good(Some(own))
         };
         self.address(out, i);
-        if let Some(r) = self.ack.replies.get_mut(slot) {
-            *r = if left > 1 && self.agreed.paths > 1 {
-                Some((probe, 1))
-            } else {
-                None
-            };
+        if left > 1 {
+            if let Some(r) = self.ack.replies.last_mut() {
+                r.1 = 1;
+            }
+        } else {
+            self.ack.replies.pop();
         }
         true
     }
