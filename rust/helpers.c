@@ -87,14 +87,8 @@ struct net *metaroce_dev_net(const struct net_device *dev)
 
 /* constants that bindgen cannot evaluate or whose header is not listed */
 const int METAROCE_CONST_CLOCK_MONOTONIC = CLOCK_MONOTONIC;
-const u32 METAROCE_CONST_CRC32C_OPTIMIZATION = CRC32C_OPTIMIZATION;
 const u8 METAROCE_CONST_AF_INET = AF_INET;
 const u8 METAROCE_CONST_AF_INET6 = AF_INET6;
-
-u32 metaroce_crc32_optimizations(void)
-{
-	return crc32_optimizations();
-}
 
 /* sockets */
 struct sock *metaroce_socket_sk(struct socket *sock)

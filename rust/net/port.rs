@@ -8,6 +8,7 @@
 use super::{NetDev, NetdevEvent, Skb};
 use crate::{
     kernel_ext::{
+        crc,
         net::{device_of_address, DevRef, NetId, Notifier, Observer},
         rcu::Rcu,
         udp::{Encap, Sock, UdpPort},
@@ -54,6 +55,7 @@ impl Drop for Network {
 /// Begins: from now on ports can be opened, on UDP port `service`. Called once, when the
 /// module is loaded.
 pub fn start(service: u16) -> Result<Network> {
+    crc::choose();
     let shared = Arc::pin_init(
         pin_init!(Shared {
             service,
