@@ -45,7 +45,7 @@ demo:
 	@qemu-test/suites demo
 
 test:
-	@qemu-test/suites --lint test
+	@qemu-test/suites test
 
 test-core:
 	@qemu-test/core test

@@ -10,7 +10,7 @@
 # The module is loaded; devices live in their namespaces where the RDMA subsystem is in
 # exclusive mode, otherwise in the first namespace with names of their own.
 set -uo pipefail
-cd "$(dirname "$0")"
+cd "$(dirname "$0")" || exit
 . ./lib.sh
 PORT=4795 # UDP port of the transport
 

@@ -7,7 +7,7 @@
 #
 #     lc-a eth0 10.95.0.1 ---- veth ---- eth0 10.95.0.2 lc-b       mtu 4200
 set -uo pipefail
-cd "$(dirname "$0")"
+cd "$(dirname "$0")" || exit
 . ./lib.sh
 ROUNDS=${1:-100}
 [ $# = 0 ] || shift

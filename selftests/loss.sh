@@ -9,7 +9,7 @@
 #   at  1 % loss at least 95 % of the bandwidth without loss
 #   at 10 % loss at least 70 %
 set -uo pipefail
-cd "$(dirname "$0")"
+cd "$(dirname "$0")" || exit
 . ./lib.sh
 rounds=${1:-5} seconds=${2:-10}
 raw=/tmp/loss.raw

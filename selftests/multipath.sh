@@ -14,7 +14,7 @@
 # The module is loaded anew with that many paths and SEED (default 1), which the source ports
 # come from: with the same seed the leaves choose the same spines.
 set -uo pipefail
-cd "$(dirname "$0")"
+cd "$(dirname "$0")" || exit
 . ./lib.sh
 usage="usage: multipath.sh SPINES PATHS [CASE...]"
 SPINES=${1:?$usage} PATHS=${2:?$usage}

@@ -4,7 +4,7 @@
 # perftest.sh [--quick]: the public programs, unmodified: pingpong and perftest, over IPv4 and
 # IPv6 GIDs. Runs on both hosts; host 2 reports. --quick shortens what repeats.
 set -uo pipefail
-cd "$(dirname "$0")"
+cd "$(dirname "$0")" || exit
 . ./lib.sh
 quick=
 [ "${1:-}" != --quick ] || quick=1

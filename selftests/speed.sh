@@ -9,7 +9,7 @@
 #
 # The distance to TCP is printed.
 set -uo pipefail
-cd "$(dirname "$0")"
+cd "$(dirname "$0")" || exit
 . ./lib.sh
 rounds=${1:-5} seconds=${2:-1}
 raw=/tmp/speed.raw
