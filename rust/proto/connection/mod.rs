@@ -212,6 +212,8 @@ struct MtuSearch {
     /// Payload that is being probed; 0 is none.
     probing: u32,
     tries: u8,
+    /// Rounds of tries in which nobody was heard.
+    rounds: u8,
     due: Time,
     challenge: u64,
 }
@@ -433,6 +435,7 @@ impl Connection {
             mtu: MtuSearch {
                 probing: 0,
                 tries: 0,
+                rounds: 0,
                 due: Time::MAX,
                 challenge: 0,
             },

@@ -39,6 +39,9 @@ const REVIVED_PACKETS: u32 = 4;
 /// Padded probes without reply, while others are heard, before the packets get smaller.
 const MTU_TRIES: u8 = 5;
 
+/// Rounds of them in which nobody was heard at all.
+const MTU_ROUNDS: u8 = 8;
+
 impl Connection {
     /// When [`Connection::handle_timeout`] or [`Connection::poll_transmit`] is due next,
     /// whatever arrives until then. Always enough for progress.
@@ -78,7 +81,12 @@ impl Connection {
                     t = t.min(self.close_due);
                 }
             }
-            ConnectionState::Closed | ConnectionState::Failed => {}
+            ConnectionState::Failed => {
+                if self.streams.len() == 0 {
+                    t = t.min(self.close_due);
+                }
+            }
+            ConnectionState::Closed => {}
         }
         (t != Time::MAX).then_some(t)
     }
@@ -462,6 +470,7 @@ impl Connection {
                 self.agreed.payload_mtu
             },
             tries: 0,
+            rounds: 0,
             due: now,
             challenge: 0,
         };
@@ -516,7 +525,11 @@ impl Connection {
                 }
                 self.begin_mtu_search(now);
             }
-            _ => {
+            // Nothing smaller is worth a try, or nobody is there: a path that stalls asks again.
+            None => self.mtu.probing = 0,
+            Some(_) if self.mtu.rounds >= MTU_ROUNDS => self.mtu.probing = 0,
+            Some(_) => {
+                self.mtu.rounds = self.mtu.rounds.saturating_add(1);
                 self.mtu.tries = 0;
                 self.mtu.due = now.saturating_add(PROBE_MAX);
             }

@@ -12,6 +12,10 @@ use crate::proto::wire::{Drop, PathBlock};
 /// Numbers above the cumulative one that can be told.
 const WINDOW: u32 = 256;
 
+/// Epochs that a sender can have opened unseen. It opens one when it leaves a path, and the
+/// next one only after that one has carried something.
+const EPOCHS_AHEAD: u16 = 64;
+
 /// What an arrival was.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Arrival {
@@ -51,7 +55,7 @@ impl ReceiveHalf {
         let ahead = epoch.wrapping_sub(self.epoch);
         if ahead == 0 {
             Ok(())
-        } else if ahead < 0x8000 {
+        } else if ahead <= EPOCHS_AHEAD {
             // The sender has moved what was outstanding in the old epoch before it opened
             // this one, so nothing of it is of use any more.
             self.reset(epoch);
@@ -180,6 +184,7 @@ mod tests {
     fn epochs() {
         let mut r = ReceiveHalf::default();
         assert!(r.arrive(0, 0xffff, 0, 0, false).is_err());
+        assert!(r.arrive(0, 65, 0, 0, false).is_err());
         assert!(r.arrive(0, 3, 1, 0, false).is_ok());
         assert_eq!(r.arrive(0, 2, 1, 0, false), Err(Drop::Epoch));
         assert_eq!(r.block(0, 0).epoch, 3);
