@@ -139,7 +139,8 @@ impl Region {
         self.walk(end - tail, tail, |page, within, n| {
             // SAFETY: as in `write`.
             let map = unsafe { Mapped::new(page) };
-            if n == 8 {
+            // (A zero-based region need not begin at an aligned address.)
+            if n == 8 && within % 8 == 0 {
                 // SAFETY: the place is aligned to eight bytes and within the page.
                 let place = unsafe { AtomicU64::from_ptr(map.base.add(within).cast()) };
                 place.store(u64::from_ne_bytes(word), Ordering::Release);
@@ -213,16 +214,8 @@ impl Scatter {
         }
     }
 
-    /// Appends a piece; what is beyond [`MAX_SGE`] is left out.
-    pub fn push(&mut self, sge: Sge) {
-        if let Some(slot) = self.sges.get_mut(self.count) {
-            *slot = sge;
-            self.count += 1;
-        }
-    }
-
     /// The part of `sges` that `[offset, offset + len)` of the message falls on.
-    pub fn slice(sges: &[Sge], offset: u64, len: u64) -> Self {
+    pub fn slice(sges: impl Iterator<Item = Sge>, offset: u64, len: u64) -> Self {
         let mut this = Self::new();
         let _ = each_part(sges, offset, len, |addr, length, lkey| {
             let slot = this.sges.get_mut(this.count).ok_or(Refused)?;
@@ -250,18 +243,23 @@ impl Scatter {
         last: bool,
     ) -> Result<(), Refused> {
         let mut done = 0u64;
-        each_part(self.as_slice(), 0, len, |addr, length, lkey| {
-            let region = table.get(lkey).ok_or(Refused)?;
-            let length = u64::from(length);
-            region.check(pd, access::LOCAL_WRITE, addr, length)?;
-            let start = at + done as usize;
-            done += length;
-            if last && done == len {
-                region.write_last(addr, length, from, start)
-            } else {
-                region.write(addr, length, from, start)
-            }
-        })
+        each_part(
+            self.as_slice().iter().copied(),
+            0,
+            len,
+            |addr, length, lkey| {
+                let region = table.get(lkey).ok_or(Refused)?;
+                let length = u64::from(length);
+                region.check(pd, access::LOCAL_WRITE, addr, length)?;
+                let start = at + done as usize;
+                done += length;
+                if last && done == len {
+                    region.write_last(addr, length, from, start)
+                } else {
+                    region.write(addr, length, from, start)
+                }
+            },
+        )
     }
 }
 
@@ -274,7 +272,7 @@ impl Default for Scatter {
 /// Calls `f` with each non-empty part (address, bytes, key) of `[offset, offset + len)` of
 /// the message that `sges` describes; `Refused` when the list is shorter than that.
 fn each_part(
-    sges: &[Sge],
+    sges: impl Iterator<Item = Sge>,
     offset: u64,
     len: u64,
     mut f: impl FnMut(u64, u32, u32) -> Result<(), Refused>,
@@ -304,8 +302,13 @@ fn each_part(
 }
 
 /// Whether every piece of `sges` may be used by `pd` with the rights `need`.
-pub fn check_list(table: &Table, pd: u64, need: u32, sges: &[Sge]) -> Result<(), Refused> {
-    for sge in sges.iter().filter(|s| s.length != 0) {
+pub fn check_list(
+    table: &Table,
+    pd: u64,
+    need: u32,
+    sges: impl Iterator<Item = Sge>,
+) -> Result<(), Refused> {
+    for sge in sges.filter(|s| s.length != 0) {
         let region = table.get(sge.lkey).ok_or(Refused)?;
         region.check(pd, need, sge.addr, u64::from(sge.length))?;
     }
@@ -317,7 +320,7 @@ pub fn check_list(table: &Table, pd: u64, need: u32, sges: &[Sge]) -> Result<(),
 pub fn gather(
     table: &Table,
     pd: u64,
-    sges: &[Sge],
+    sges: impl Iterator<Item = Sge>,
     offset: u64,
     len: u64,
     out: &mut Frags,

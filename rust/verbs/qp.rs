@@ -756,7 +756,11 @@ impl QpInner {
                 match rq.bound(rmsn) {
                     Some((entry, sges)) if !entry.bad => Place::List(
                         self.recv_pd,
-                        Scatter::slice(sges, u64::from(placement.offset), u64::from(len)),
+                        Scatter::slice(
+                            sges.iter().copied(),
+                            u64::from(placement.offset),
+                            u64::from(len),
+                        ),
                     ),
                     _ => Place::Nowhere,
                 }

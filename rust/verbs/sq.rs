@@ -178,14 +178,12 @@ impl SendQueue {
             ..SendEntry::default()
         };
         let mut total = 0u64;
-        let mut scatter = Scatter::new();
         if fits && is_inline {
             entry.inline = wqe.inline_len;
             total = u64::from(wqe.inline_len);
         } else if fits {
             entry.count = wqe.num_sge;
-            scatter = sges(body, wqe.num_sge);
-            total = scatter.as_slice().iter().map(|s| u64::from(s.length)).sum();
+            total = sges(body, entry.count).map(|s| u64::from(s.length)).sum();
         }
         wr.op = match wqe.opcode {
             op::WRITE => WrOp::Write {
@@ -235,7 +233,7 @@ impl SendQueue {
             total = 0;
         } else {
             let need = if receives { access::LOCAL_WRITE } else { 0 };
-            if mem::check_list(table, pd, need, scatter.as_slice()).is_err() {
+            if mem::check_list(table, pd, need, sges(body, entry.count)).is_err() {
                 wr.error = Some(Status::LocalProtection);
             }
         }
@@ -277,11 +275,10 @@ impl SendQueue {
             let part = bytes.get(offset as usize..end)?;
             return out.set_bytes(part).then_some(());
         }
-        let list = sges(body, entry.count);
         mem::gather(
             table,
             pd,
-            list.as_slice(),
+            sges(body, entry.count),
             u64::from(offset),
             u64::from(len),
             out,
@@ -298,9 +295,8 @@ impl SendQueue {
     /// The part of the WR's scatter list that `[offset, offset + len)` falls on.
     pub(super) fn target(&self, wr: u32, offset: u32, len: u32) -> Option<Scatter> {
         let (entry, body) = self.outstanding(wr)?;
-        let list = sges(body, entry.count);
         Some(Scatter::slice(
-            list.as_slice(),
+            sges(body, entry.count),
             u64::from(offset),
             u64::from(len),
         ))
@@ -378,12 +374,11 @@ impl SendQueue {
 }
 
 /// The first `count` SGEs in a body.
-fn sges(body: &[u64], count: u32) -> Scatter {
-    let mut list = Scatter::new();
-    for words in body.chunks_exact(SGE_WORDS).take(count as usize) {
-        if let [addr, rest] = words {
-            list.push(Sge::from_words(&[*addr, *rest]));
-        }
-    }
-    list
+fn sges(body: &[u64], count: u32) -> impl Iterator<Item = Sge> + '_ {
+    body.chunks_exact(SGE_WORDS)
+        .take(count as usize)
+        .filter_map(|words| match words {
+            [addr, rest] => Some(Sge::from_words(&[*addr, *rest])),
+            _ => None,
+        })
 }
