@@ -116,6 +116,36 @@ fn weather(sim: &mut Sim, rng: &mut Rng, spines: usize) {
     }
 }
 
+/// Everything that was posted on the flow's QP is done, and rightly.
+fn check(sim: &Sim, f: &Flow) {
+    let qp = &sim.hosts[0].qps[f.qp];
+    assert_eq!(qp.error, None);
+    for (i, c) in qp.completions.iter().enumerate() {
+        assert_eq!((c.wr, c.status), (i as u32, Status::Success));
+    }
+    for (n, bytes) in &f.reads {
+        assert!(qp.sends[n].1 == *bytes, "READ {n} has wrong bytes");
+    }
+    let memory = &sim.hosts[1].memory[&RKEY].data[f.area..f.area + AREA];
+    assert!(memory == f.expected, "wrong bytes in memory");
+    let peer = &sim.hosts[1].qps[f.peer];
+    assert_eq!(peer.received.len(), f.sends.len());
+    for (r, data) in peer.receives.iter().zip(&f.sends) {
+        assert!(r.data[..data.len()] == *data, "wrong bytes received");
+    }
+}
+
+/// The QPs of a flow are destroyed and others take their place.
+fn renew(sim: &mut Sim, f: &mut Flow, setup: &QpSetup) {
+    check(sim, f);
+    let now = sim.now;
+    sim.hosts[0].destroy(now, f.qp);
+    sim.hosts[1].destroy(now, f.peer);
+    (f.qp, f.peer) = sim.connect(0, 1, setup);
+    f.reads.clear();
+    f.sends.clear();
+}
+
 fn run(seed: u64) {
     let mut rng = Rng::new(seed ^ 0x5eed);
     let mut sim = Sim::new(seed);
@@ -166,6 +196,9 @@ fn run(seed: u64) {
             weather(&mut sim, &mut rng, spines);
         }
         for f in &mut flows {
+            if rng.chance(100_000) && sim.hosts[a].qps[f.qp].open() == 0 {
+                renew(&mut sim, f, &setup);
+            }
             while sim.hosts[a].qps[f.qp].open() < 20 && rng.chance(700_000) {
                 post(&mut sim, &mut rng, f);
             }
@@ -192,21 +225,7 @@ fn run(seed: u64) {
     }
     println!("done {} ms after the weather", (sim.now - healed) / MS);
     for f in &flows {
-        let qp = &sim.hosts[a].qps[f.qp];
-        assert_eq!(qp.error, None);
-        for (i, c) in qp.completions.iter().enumerate() {
-            assert_eq!((c.wr, c.status), (i as u32, Status::Success));
-        }
-        for (n, bytes) in &f.reads {
-            assert!(qp.sends[n].1 == *bytes, "READ {n} has wrong bytes");
-        }
-        let memory = &sim.hosts[b].memory[&RKEY].data[f.area..f.area + AREA];
-        assert!(memory == f.expected, "wrong bytes in memory");
-        let peer = &sim.hosts[b].qps[f.peer];
-        assert_eq!(peer.received.len(), f.sends.len());
-        for (r, data) in peer.receives.iter().zip(&f.sends) {
-            assert!(r.data[..data.len()] == *data, "wrong bytes received");
-        }
+        check(&sim, f);
     }
     // Nothing is left to do, and nothing goes on for ever.
     sim.run_for(4 * S);
