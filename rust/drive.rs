@@ -435,6 +435,9 @@ pub fn receive(device: &Arc<DeviceInner>, skb: Skb) {
 }
 
 /// Answers what concerns no connection, without keeping anything.
+/// Out of line: it has a packet of its own on the stack, which every received packet would
+/// have to pay for.
+#[inline(never)]
 fn reply_without_state(device: &Arc<DeviceInner>, packet: &Packet<'_>, skb: &Skb) {
     let mut tx = Transmit::new();
     let seen = wire::HandshakeKey {
@@ -877,6 +880,8 @@ pub fn connect(
 
 impl Table {
     /// Makes a connection. The caller holds `connecting`.
+    /// Out of line, so that its frame is gone when the first packets are sent.
+    #[inline(never)]
     fn insert(&self, device: &Arc<DeviceInner>, key: Key, flow: Flow) -> Result<Arc<Conn>> {
         // Only `connecting`'s holder fills slots: an empty one stays empty.
         let (free, len) = {

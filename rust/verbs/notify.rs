@@ -8,13 +8,15 @@ use super::{cq::CqInner, qp::QpInner};
 use ::kernel::{prelude::*, sync::Arc};
 
 /// CQs remembered at the most.
-const CQS: usize = 64;
+const CQS: usize = 32;
 /// QPs remembered at the most.
-const QPS: usize = 32;
+const QPS: usize = 16;
 /// What the handling of one event can need.
 const MARGIN: usize = 4;
 
-/// CQs with a completion that a program waits for, and QPs with an asynchronous event.
+/// CQs with a completion that a program waits for, and QPs with an asynchronous event. Small
+/// enough for a kernel stack (each CQ and QP is in it once at the most).
+///
 /// Collected under locks, told outside of them.
 pub struct Notify {
     cqs: [Option<Arc<CqInner>>; CQS],
