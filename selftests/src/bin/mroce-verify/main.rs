@@ -168,6 +168,12 @@ fn end(ep: &Endpoint, given: &Run, chosen: &[&Suite]) -> Result<i32, String> {
         ep.oob().barrier(name).map_err(text)?;
         let start = Instant::now();
         let mut outcome = suite(&run, ep);
+        // What the device had to say meanwhile helps to understand a failure.
+        if let Err(Stop::Fail(why)) = &mut outcome {
+            while let Ok(Some((kind, qpn))) = ep.context.next_event(Duration::ZERO) {
+                why.push_str(&format!("\nevent: {} (QP {qpn:#x})", selftests::verbs::event_name(kind)));
+            }
+        }
         let (mine, skipped) = match &outcome {
             Ok(()) => (String::new(), None),
             Err(Stop::Skip(why)) => (String::new(), Some(why.clone())),
