@@ -23,7 +23,8 @@ fn bytes(f: impl FnOnce(&mut Writer<'_>)) -> Vec<u8> {
 }
 
 fn hex(b: &[u8]) -> String {
-    b.iter().map(|x| std::format!("{x:02x}")).collect()
+    b.iter()
+        .fold(String::new(), |text, x| text + &std::format!("{x:02x}"))
 }
 
 fn path() -> PathHeader {

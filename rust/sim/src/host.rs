@@ -441,7 +441,7 @@ impl Host {
         self.conns.get_mut(i)?.as_mut().map(|c| &mut c.core)
     }
 
-    fn answers<'a>(qps: &'a mut [Qp], conn: usize, held: usize, limit: usize) -> Answers<'a> {
+    fn answers(qps: &mut [Qp], conn: usize, held: usize, limit: usize) -> Answers<'_> {
         Answers {
             qps,
             conn,
