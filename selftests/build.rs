@@ -24,19 +24,9 @@ fn main() {
     let wrappers = out.join("wrappers.c");
     let mut command = Command::new(bindgen);
     command.arg("wrapper.h").arg("-o").arg(out.join("verbs.rs"));
-    command
-        .args([
-            "--experimental",
-            "--wrap-static-fns",
-            "--wrap-static-fns-path",
-        ])
-        .arg(&wrappers);
+    command.args(["--experimental", "--wrap-static-fns", "--wrap-static-fns-path"]).arg(&wrappers);
     command.args(["--rust-target", "1.85", "--default-enum-style", "consts"]);
-    command.args([
-        "--no-prepend-enum-name",
-        "--with-derive-default",
-        "--no-doc-comments",
-    ]);
+    command.args(["--no-prepend-enum-name", "--with-derive-default", "--no-doc-comments"]);
     for function in [
         "_*ibv_.*",
         "mmap",
@@ -72,7 +62,10 @@ fn main() {
         command.args(["--allowlist-var", constant]);
     }
     command.args(["--", "-D_GNU_SOURCE"]);
-    run(&mut command, "the programs need bindgen, libclang and libibverbs-dev (Debian: apt install bindgen libibverbs-dev)");
+    run(
+        &mut command,
+        "the programs need bindgen, libclang and libibverbs-dev (Debian: apt install bindgen libibverbs-dev)",
+    );
 
     // The generated file includes "wrapper.h" by the path that bindgen was given.
     let here = std::env::var("CARGO_MANIFEST_DIR").expect("cargo sets CARGO_MANIFEST_DIR");
@@ -85,16 +78,10 @@ fn main() {
         .arg(&wrappers)
         .arg("-o")
         .arg(&object);
-    run(
-        &mut command,
-        "a C compiler and libibverbs-dev are needed (CC names another compiler)",
-    );
+    run(&mut command, "a C compiler and libibverbs-dev are needed (CC names another compiler)");
     let archive = out.join("libverbs_wrappers.a");
     let _ = std::fs::remove_file(&archive);
-    run(
-        Command::new("ar").arg("crs").arg(&archive).arg(&object),
-        "binutils is needed",
-    );
+    run(Command::new("ar").arg("crs").arg(&archive).arg(&object), "binutils is needed");
     println!("cargo::rustc-link-search=native={}", out.display());
     println!("cargo::rustc-link-lib=static=verbs_wrappers");
     println!("cargo::rustc-link-lib=dylib=ibverbs");

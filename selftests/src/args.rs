@@ -13,18 +13,13 @@ pub struct Args {
 impl Args {
     /// The words of this process, without its name.
     pub fn from_env() -> Self {
-        Args {
-            words: std::env::args().skip(1).collect(),
-        }
+        Args { words: std::env::args().skip(1).collect() }
     }
 
     /// Takes `--name VALUE` or `--name=VALUE`.
     pub fn text(&mut self, name: &str) -> Option<String> {
         let prefix = format!("{name}=");
-        let at = self
-            .words
-            .iter()
-            .position(|w| w == name || w.starts_with(&prefix))?;
+        let at = self.words.iter().position(|w| w == name || w.starts_with(&prefix))?;
         let word = self.words.remove(at);
         if let Some(value) = word.strip_prefix(&prefix) {
             return Some(value.to_string());
@@ -96,12 +91,7 @@ pub fn usage<T>(message: &str) -> T {
 
 /// The value of an environment variable, when it is set and reads as `T`.
 pub fn env<T: FromStr>(name: &str) -> Option<T> {
-    std::env::var(name)
-        .ok()?
-        .split_whitespace()
-        .next()?
-        .parse()
-        .ok()
+    std::env::var(name).ok()?.split_whitespace().next()?.parse().ok()
 }
 
 #[cfg(test)]

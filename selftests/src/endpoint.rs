@@ -68,20 +68,14 @@ impl Device {
         let ipv6 = args.flag("--ipv6");
         Device {
             name: args.text("--dev").or_else(|| args::env("RDMA_DEV")),
-            gid: args
-                .value("--gid")
-                .or_else(|| args::env(if ipv6 { "GID6" } else { "GID4" })),
+            gid: args.value("--gid").or_else(|| args::env(if ipv6 { "GID6" } else { "GID4" })),
             ipv6,
         }
     }
 
     /// The same for the device `name`, whose GID is looked up.
     pub fn named(&self, name: &str) -> Device {
-        Device {
-            name: Some(name.into()),
-            gid: None,
-            ipv6: self.ipv6,
-        }
+        Device { name: Some(name.into()), gid: None, ipv6: self.ipv6 }
     }
 }
 
@@ -125,14 +119,7 @@ pub struct Tuning {
 
 impl Default for Tuning {
     fn default() -> Self {
-        Tuning {
-            timeout: 17,
-            retry_cnt: 7,
-            rnr_retry: 7,
-            min_rnr_timer: 12,
-            rd_atomic: None,
-            mtu: None,
-        }
+        Tuning { timeout: 17, retry_cnt: 7, rnr_retry: 7, min_rnr_timer: 12, rd_atomic: None, mtu: None }
     }
 }
 
@@ -165,19 +152,12 @@ pub fn choose_gid(context: &Context, device: &Device) -> io::Result<(u32, [u8; 1
     let mut gids: Vec<_> = context
         .gids()?
         .into_iter()
-        .filter(|(_, kind, gid)| {
-            *kind == verbs::IBV_GID_TYPE_ROCE_V2 && gid.iter().any(|b| *b != 0)
-        })
+        .filter(|(_, kind, gid)| *kind == verbs::IBV_GID_TYPE_ROCE_V2 && gid.iter().any(|b| *b != 0))
         .collect();
     gids.sort_by_key(|(index, _, gid)| (rank(gid), *index));
-    gids.first()
-        .map(|(index, _, gid)| (*index, *gid))
-        .ok_or_else(|| {
-            io::Error::other(format!(
-                "{} has no RoCE v2 GID: has its interface an address?",
-                context.name
-            ))
-        })
+    gids.first().map(|(index, _, gid)| (*index, *gid)).ok_or_else(|| {
+        io::Error::other(format!("{} has no RoCE v2 GID: has its interface an address?", context.name))
+    })
 }
 
 impl Endpoint {
@@ -190,8 +170,7 @@ impl Endpoint {
             pd: context.alloc_pd()?,
             device: context.query_device()?,
             port: context.query_port(1)?,
-            gid_index: u8::try_from(gid_index)
-                .map_err(|_| io::Error::other("the GID index is above 255"))?,
+            gid_index: u8::try_from(gid_index).map_err(|_| io::Error::other("the GID index is above 255"))?,
             gid,
             leads,
             wait,
@@ -229,11 +208,7 @@ impl Endpoint {
 
     /// READs and atomics that a QP of this device may have in flight, at most 16.
     pub fn rd_atomic(&self) -> u8 {
-        let most = self
-            .device
-            .max_qp_rd_atom
-            .min(self.device.max_qp_init_rd_atom)
-            .clamp(0, 16);
+        let most = self.device.max_qp_rd_atom.min(self.device.max_qp_init_rd_atom).clamp(0, 16);
         u8::try_from(most).unwrap_or(1)
     }
 
@@ -270,14 +245,8 @@ impl Endpoint {
 
     /// Exchanges what `connect` needs and leaves the transitions to the caller.
     pub fn plan(&self, qps: &[Arc<Qp>], tuning: &Tuning) -> io::Result<Vec<Connect>> {
-        let rd = tuning
-            .rd_atomic
-            .unwrap_or_else(|| self.rd_atomic())
-            .min(self.rd_atomic());
-        let mtu = tuning
-            .mtu
-            .unwrap_or(self.port.active_mtu)
-            .min(self.port.active_mtu);
+        let rd = tuning.rd_atomic.unwrap_or_else(|| self.rd_atomic()).min(self.rd_atomic());
+        let mtu = tuning.mtu.unwrap_or(self.port.active_mtu).min(self.port.active_mtu);
         let (high, low) = self.gid.split_at(8);
         let word = |half: &[u8]| u64::from_be_bytes(half.try_into().unwrap_or([0; 8]));
         let mut words = vec![word(high), word(low), u64::from(rd), u64::from(mtu)];
@@ -288,9 +257,7 @@ impl Endpoint {
         }
         let theirs = self.oob().exchange(&words)?;
         if theirs.len() != words.len() {
-            return Err(io::Error::other(
-                "the other end connects another number of QPs",
-            ));
+            return Err(io::Error::other("the other end connects another number of QPs"));
         }
         let mut gid = [0; 16];
         gid[..8].copy_from_slice(&theirs[0].to_be_bytes());
@@ -320,19 +287,10 @@ impl Endpoint {
 
     /// Tells the other end about own memory and learns about its.
     pub fn exchange_memory(&self, mrs: &[&Arc<Mr>]) -> io::Result<Vec<Remote>> {
-        let words: Vec<u64> = mrs
-            .iter()
-            .flat_map(|mr| [mr.addr(0), u64::from(mr.rkey), mr.len as u64])
-            .collect();
+        let words: Vec<u64> =
+            mrs.iter().flat_map(|mr| [mr.addr(0), u64::from(mr.rkey), mr.len as u64]).collect();
         let theirs = self.oob().exchange(&words)?;
-        Ok(theirs
-            .chunks_exact(3)
-            .map(|w| Remote {
-                addr: w[0],
-                rkey: w[1] as u32,
-                len: w[2],
-            })
-            .collect())
+        Ok(theirs.chunks_exact(3).map(|w| Remote { addr: w[0], rkey: w[1] as u32, len: w[2] }).collect())
     }
 }
 
@@ -359,16 +317,12 @@ pub fn run(
         }
         Role::Pair(a, b) => {
             let (left, right) = Oob::pair().map_err(|error| error.to_string())?;
-            let (first, second) = (
-                open(&device.named(a), left, true)?,
-                open(&device.named(b), right, false)?,
-            );
+            let (first, second) =
+                (open(&device.named(a), left, true)?, open(&device.named(b), right, false)?);
             std::thread::scope(|scope| {
                 let other = scope.spawn(|| end(second));
                 let mine = end(first);
-                let other = other
-                    .join()
-                    .unwrap_or_else(|_| Err("the second end panicked".into()));
+                let other = other.join().unwrap_or_else(|_| Err("the second end panicked".into()));
                 match (mine, other) {
                     (Ok(a), Ok(b)) => Ok(a.max(b)),
                     (Err(a), Err(b)) => Err(format!("{a}\n{b}")),

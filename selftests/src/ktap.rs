@@ -61,13 +61,7 @@ impl Ktap {
     /// Prints the head for `planned` tests.
     pub fn new(planned: usize) -> Self {
         println!("KTAP version 1\n1..{planned}");
-        Ktap {
-            planned,
-            number: 0,
-            passed: 0,
-            failed: 0,
-            skipped: 0,
-        }
+        Ktap { planned, number: 0, passed: 0, failed: 0, skipped: 0 }
     }
 
     /// Prints the result of test `name`, which took since `start`.
@@ -104,10 +98,7 @@ impl Ktap {
 
     /// Prints the totals and gives the exit status: 0 good, 1 failures, 4 everything skipped.
     pub fn finish(self) -> i32 {
-        println!(
-            "# totals: pass:{} fail:{} skip:{}",
-            self.passed, self.failed, self.skipped
-        );
+        println!("# totals: pass:{} fail:{} skip:{}", self.passed, self.failed, self.skipped);
         if self.failed > 0 || self.number < self.planned {
             1
         } else if self.passed == 0 && self.skipped > 0 {

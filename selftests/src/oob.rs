@@ -30,25 +30,16 @@ pub const PORT: u16 = 18515;
 impl Oob {
     /// Waits for one peer on `addr` (`[ADDR:]PORT`).
     pub fn listen(addr: &str) -> io::Result<Self> {
-        let addr = if addr.contains(':') {
-            addr.to_string()
-        } else {
-            format!("[::]:{addr}")
-        };
+        let addr = if addr.contains(':') { addr.to_string() } else { format!("[::]:{addr}") };
         let listener = match TcpListener::bind(&addr) {
             Ok(listener) => listener,
             // A machine without IPv6.
-            Err(_) if addr.starts_with("[::]") => {
-                TcpListener::bind(addr.replace("[::]", "0.0.0.0"))?
-            }
+            Err(_) if addr.starts_with("[::]") => TcpListener::bind(addr.replace("[::]", "0.0.0.0"))?,
             Err(error) => return Err(error),
         };
         let (stream, _) = listener.accept()?;
         stream.set_nodelay(true)?;
-        Ok(Oob {
-            stream: Stream::Tcp(stream),
- ended: None,
-        })
+        Ok(Oob { stream: Stream::Tcp(stream), ended: None })
     }
 
     /// Connects to a listening peer, which may come up as late as `patience` from now.
@@ -62,17 +53,11 @@ impl Oob {
         };
         let end = Instant::now() + patience;
         loop {
-            let target = addr
-                .to_socket_addrs()?
-                .next()
-                .ok_or(io::ErrorKind::NotFound)?;
+            let target = addr.to_socket_addrs()?.next().ok_or(io::ErrorKind::NotFound)?;
             match TcpStream::connect_timeout(&target, Duration::from_secs(5)) {
                 Ok(stream) => {
                     stream.set_nodelay(true)?;
-                    return Ok(Oob {
-                        stream: Stream::Tcp(stream),
- ended: None,
-                    });
+                    return Ok(Oob { stream: Stream::Tcp(stream), ended: None });
                 }
                 Err(error) if Instant::now() > end => {
                     return Err(io::Error::new(error.kind(), format!("{addr}: {error}")));
@@ -85,16 +70,7 @@ impl Oob {
     /// Both ends of a channel inside this process.
     pub fn pair() -> io::Result<(Self, Self)> {
         let (a, b) = UnixStream::pair()?;
-        Ok((
-            Oob {
-                stream: Stream::Unix(a),
-                ended: None,
-            },
-            Oob {
-                stream: Stream::Unix(b),
-                ended: None,
-            },
-        ))
+        Ok((Oob { stream: Stream::Unix(a), ended: None }, Oob { stream: Stream::Unix(b), ended: None }))
     }
 
     /// How long a receive may take before it fails.
@@ -122,10 +98,9 @@ impl Oob {
             Stream::Unix(s) => s.read_exact(out),
         };
         result.map_err(|error| match error.kind() {
-            io::ErrorKind::WouldBlock => io::Error::new(
-                io::ErrorKind::TimedOut,
-                "the other end did not answer in time",
-            ),
+            io::ErrorKind::WouldBlock => {
+                io::Error::new(io::ErrorKind::TimedOut, "the other end did not answer in time")
+            }
             io::ErrorKind::UnexpectedEof => io::Error::new(error.kind(), "the other end is gone"),
             _ => error,
         })
@@ -154,10 +129,7 @@ impl Oob {
         self.read_exact(&mut length)?;
         let length = u32::from_le_bytes(length) as usize;
         if length > 64 << 20 {
-            return Err(io::Error::new(
-                io::ErrorKind::InvalidData,
-                "a control frame is too long",
-            ));
+            return Err(io::Error::new(io::ErrorKind::InvalidData, "a control frame is too long"));
         }
         let mut bytes = vec![0; length];
         self.read_exact(&mut bytes)?;
@@ -176,21 +148,13 @@ impl Oob {
 
     /// Sends words.
     pub fn send_words(&mut self, words: &[u64]) -> io::Result<()> {
-        self.send(
-            &words
-                .iter()
-                .flat_map(|w| w.to_le_bytes())
-                .collect::<Vec<u8>>(),
-        )
+        self.send(&words.iter().flat_map(|w| w.to_le_bytes()).collect::<Vec<u8>>())
     }
 
     /// Receives words.
     pub fn recv_words(&mut self) -> io::Result<Vec<u64>> {
         let bytes = self.recv()?;
-        Ok(bytes
-            .chunks_exact(8)
-            .map(|c| u64::from_le_bytes(c.try_into().unwrap_or([0; 8])))
-            .collect())
+        Ok(bytes.chunks_exact(8).map(|c| u64::from_le_bytes(c.try_into().unwrap_or([0; 8]))).collect())
     }
 
     /// Exchanges texts.
@@ -203,9 +167,7 @@ impl Oob {
     pub fn barrier(&mut self, point: &str) -> io::Result<()> {
         let other = self.exchange_text(point)?;
         if other != point {
-            return Err(io::Error::other(format!(
-                "this end is at '{point}', the other one at '{other}'"
-            )));
+            return Err(io::Error::other(format!("this end is at '{point}', the other one at '{other}'")));
         }
         Ok(())
     }

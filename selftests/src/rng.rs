@@ -23,9 +23,7 @@ impl Rng {
 
     /// A source of its own for each list of words: `Rng::of(&[seed, batch, qp])`.
     pub fn of(words: &[u64]) -> Self {
-        Rng(words
-            .iter()
-            .fold(0x5851_f42d_4c95_7f2d, |state, word| mix(state ^ mix(*word))))
+        Rng(words.iter().fold(0x5851_f42d_4c95_7f2d, |state, word| mix(state ^ mix(*word))))
     }
 
     /// The next 64 bits.
@@ -98,10 +96,7 @@ pub struct Mismatch {
 impl std::fmt::Display for Mismatch {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         if self.wrong == 0 {
-            return write!(
-                f,
-                "bytes were wrong at first sight and right a moment later"
-            );
+            return write!(f, "bytes were wrong at first sight and right a moment later");
         }
         write!(
             f,
@@ -119,13 +114,8 @@ pub fn compare(found: &[u8], expected: &[u8]) -> Result<(), Mismatch> {
     let mut result: Option<Mismatch> = None;
     for (offset, (f, e)) in found.iter().zip(expected).enumerate() {
         if f != e {
-            let entry = result.get_or_insert(Mismatch {
-                offset,
-                expected: *e,
-                found: *f,
-                wrong: 0,
-                last: offset,
-            });
+            let entry =
+                result.get_or_insert(Mismatch { offset, expected: *e, found: *f, wrong: 0, last: offset });
             entry.wrong += 1;
             entry.last = offset;
         }

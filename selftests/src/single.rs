@@ -21,8 +21,7 @@ impl Single {
     pub fn new(ep: &Endpoint, tuning: &Tuning, depth: u32, sge: u32, inline: u32) -> Outcome<Self> {
         let cq = ep.cq(depth * 2).map_err(|e| format!("create_cq: {e}"))?;
         let qp = ep.qp(&QpInit::rc(&cq, &cq, depth, sge, inline)).map_err(|e| format!("create_qp: {e}"))?;
-        ep.connect(&[qp.clone()], tuning)
-            .map_err(|e| format!("connecting: {e}"))?;
+        ep.connect(&[qp.clone()], tuning).map_err(|e| format!("connecting: {e}"))?;
         Ok(Single { qp })
     }
 

@@ -50,10 +50,7 @@ impl Memory {
         if addr as usize == usize::MAX {
             return Err(io::Error::last_os_error());
         }
-        Ok(Memory {
-            addr: addr as usize,
-            len,
-        })
+        Ok(Memory { addr: addr as usize, len })
     }
 
     /// Zeroed memory of at least `len` bytes, a multiple of the page size.
@@ -64,11 +61,7 @@ impl Memory {
     /// The same from 2 MiB huge pages; fails when the machine has none to give.
     pub fn huge(len: usize) -> io::Result<Self> {
         let len = len.next_multiple_of(2 << 20);
-        Self::map(
-            len,
-            ffi::MAP_PRIVATE | ffi::MAP_ANONYMOUS | ffi::MAP_HUGETLB | ffi::MAP_POPULATE,
-            -1,
-        )
+        Self::map(len, ffi::MAP_PRIVATE | ffi::MAP_ANONYMOUS | ffi::MAP_HUGETLB | ffi::MAP_POPULATE, -1)
     }
 
     /// `times` mappings of the same `unit` bytes (a multiple of the page size) in a row:
@@ -81,11 +74,7 @@ impl Memory {
         let file = unsafe { File::from_raw_fd(fd) };
         file.set_len(unit as u64)?;
         let total = unit.checked_mul(times).ok_or(io::ErrorKind::InvalidInput)?;
-        let whole = Self::map(
-            total,
-            ffi::MAP_PRIVATE | ffi::MAP_ANONYMOUS | ffi::MAP_NORESERVE,
-            -1,
-        )?;
+        let whole = Self::map(total, ffi::MAP_PRIVATE | ffi::MAP_ANONYMOUS | ffi::MAP_NORESERVE, -1)?;
         for i in 0..times {
             // SAFETY: the range lies inside `whole`, which nothing else uses yet.
             let at = unsafe {
@@ -192,11 +181,7 @@ impl Memory {
         let words = len / 8;
         for i in 0..words {
             // SAFETY: i * 8 + 8 <= len, which `at` checked.
-            unsafe {
-                to.add(i * 8)
-                    .cast::<u64>()
-                    .write_unaligned(rng::pattern_word(seed, i as u64).to_le())
-            }
+            unsafe { to.add(i * 8).cast::<u64>().write_unaligned(rng::pattern_word(seed, i as u64).to_le()) }
         }
         let tail = rng::pattern_word(seed, words as u64).to_le_bytes();
         self.write(offset + words * 8, &tail[..len - words * 8]);
@@ -225,13 +210,7 @@ impl Memory {
         rng::fill(&mut expected, seed);
         match rng::compare(&self.copy(offset, len), &expected) {
             Err(mismatch) => Err(mismatch),
-            Ok(()) => Err(Mismatch {
-                offset: 0,
-                expected: 0,
-                found: 0,
-                wrong: 0,
-                last: 0,
-            }),
+            Ok(()) => Err(Mismatch { offset: 0, expected: 0, found: 0, wrong: 0, last: 0 }),
         }
     }
 }
@@ -245,8 +224,7 @@ impl Drop for Memory {
                 self.addr as *mut _,
                 self.len as _,
                 ffi::PROT_READ as i32,
-                (ffi::MAP_PRIVATE | ffi::MAP_ANONYMOUS | ffi::MAP_NORESERVE | ffi::MAP_FIXED)
-                    as i32,
+                (ffi::MAP_PRIVATE | ffi::MAP_ANONYMOUS | ffi::MAP_NORESERVE | ffi::MAP_FIXED) as i32,
                 -1,
                 0,
             );
@@ -259,11 +237,7 @@ pub fn wait_readable(fd: RawFd, timeout: Duration) -> io::Result<bool> {
     let end = Instant::now() + timeout;
     loop {
         let left = end.saturating_duration_since(Instant::now());
-        let mut poll = ffi::pollfd {
-            fd,
-            events: ffi::POLLIN as i16,
-            revents: 0,
-        };
+        let mut poll = ffi::pollfd { fd, events: ffi::POLLIN as i16, revents: 0 };
         // Rounded up, so that the last round does not spin.
         let ms = i32::try_from(left.as_millis() + 1).unwrap_or(i32::MAX);
         // SAFETY: one pollfd, on the stack for the duration of the call.
@@ -320,10 +294,7 @@ pub fn yield_now() {
 
 /// Sets the soft and hard limit of locked memory of this process, in bytes.
 pub fn set_memlock(bytes: u64) -> io::Result<()> {
-    let limit = ffi::rlimit {
-        rlim_cur: bytes,
-        rlim_max: bytes,
-    };
+    let limit = ffi::rlimit { rlim_cur: bytes, rlim_max: bytes };
     // SAFETY: the kernel reads one rlimit.
     check(unsafe { ffi::setrlimit(ffi::__RLIMIT_MEMLOCK as _, &limit) })?;
     Ok(())

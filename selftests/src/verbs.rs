@@ -20,24 +20,22 @@ pub use ffi::{
     IBV_ACCESS_REMOTE_ATOMIC, IBV_ACCESS_REMOTE_READ, IBV_ACCESS_REMOTE_WRITE, IBV_ATOMIC_NONE,
     IBV_EVENT_COMM_EST, IBV_EVENT_CQ_ERR, IBV_EVENT_DEVICE_FATAL, IBV_EVENT_GID_CHANGE,
     IBV_EVENT_PORT_ACTIVE, IBV_EVENT_PORT_ERR, IBV_EVENT_QP_ACCESS_ERR, IBV_EVENT_QP_FATAL,
-    IBV_EVENT_QP_LAST_WQE_REACHED, IBV_EVENT_QP_REQ_ERR, IBV_EVENT_SQ_DRAINED,
-    IBV_EVENT_SRQ_LIMIT_REACHED, IBV_GID_TYPE_ROCE_V2, IBV_LINK_LAYER_ETHERNET, IBV_MTU_1024,
-    IBV_MTU_2048, IBV_MTU_256, IBV_MTU_4096, IBV_MTU_512, IBV_MW_TYPE_1, IBV_MW_TYPE_2,
-    IBV_PORT_ACTIVE, IBV_QPS_ERR, IBV_QPS_INIT, IBV_QPS_RESET, IBV_QPS_RTR, IBV_QPS_RTS,
-    IBV_QPS_SQD, IBV_QPS_SQE, IBV_QPT_RAW_PACKET, IBV_QPT_RC, IBV_QPT_UC, IBV_QPT_UD,
-    IBV_QP_ACCESS_FLAGS, IBV_QP_ALT_PATH, IBV_QP_AV, IBV_QP_CAP, IBV_QP_CUR_STATE, IBV_QP_DEST_QPN,
-    IBV_QP_EN_SQD_ASYNC_NOTIFY, IBV_QP_MAX_DEST_RD_ATOMIC, IBV_QP_MAX_QP_RD_ATOMIC,
+    IBV_EVENT_QP_LAST_WQE_REACHED, IBV_EVENT_QP_REQ_ERR, IBV_EVENT_SQ_DRAINED, IBV_EVENT_SRQ_LIMIT_REACHED,
+    IBV_GID_TYPE_ROCE_V2, IBV_LINK_LAYER_ETHERNET, IBV_MTU_1024, IBV_MTU_2048, IBV_MTU_256, IBV_MTU_4096,
+    IBV_MTU_512, IBV_MW_TYPE_1, IBV_MW_TYPE_2, IBV_PORT_ACTIVE, IBV_QPS_ERR, IBV_QPS_INIT, IBV_QPS_RESET,
+    IBV_QPS_RTR, IBV_QPS_RTS, IBV_QPS_SQD, IBV_QPS_SQE, IBV_QPT_RAW_PACKET, IBV_QPT_RC, IBV_QPT_UC,
+    IBV_QPT_UD, IBV_QP_ACCESS_FLAGS, IBV_QP_ALT_PATH, IBV_QP_AV, IBV_QP_CAP, IBV_QP_CUR_STATE,
+    IBV_QP_DEST_QPN, IBV_QP_EN_SQD_ASYNC_NOTIFY, IBV_QP_MAX_DEST_RD_ATOMIC, IBV_QP_MAX_QP_RD_ATOMIC,
     IBV_QP_MIN_RNR_TIMER, IBV_QP_PATH_MIG_STATE, IBV_QP_PATH_MTU, IBV_QP_PKEY_INDEX, IBV_QP_PORT,
     IBV_QP_QKEY, IBV_QP_RETRY_CNT, IBV_QP_RNR_RETRY, IBV_QP_RQ_PSN, IBV_QP_SQ_PSN, IBV_QP_STATE,
-    IBV_QP_TIMEOUT, IBV_SEND_FENCE, IBV_SEND_INLINE, IBV_SEND_SIGNALED, IBV_SEND_SOLICITED,
-    IBV_WC_BIND_MW, IBV_WC_COMP_SWAP, IBV_WC_FETCH_ADD, IBV_WC_LOCAL_INV, IBV_WC_LOC_LEN_ERR,
-    IBV_WC_LOC_PROT_ERR, IBV_WC_LOC_QP_OP_ERR, IBV_WC_RDMA_READ, IBV_WC_RDMA_WRITE, IBV_WC_RECV,
-    IBV_WC_RECV_RDMA_WITH_IMM, IBV_WC_REM_ACCESS_ERR, IBV_WC_REM_INV_REQ_ERR, IBV_WC_REM_OP_ERR,
-    IBV_WC_RETRY_EXC_ERR, IBV_WC_RNR_RETRY_EXC_ERR, IBV_WC_SEND, IBV_WC_SUCCESS, IBV_WC_WITH_IMM,
-    IBV_WC_WITH_INV, IBV_WC_WR_FLUSH_ERR, IBV_WR_ATOMIC_CMP_AND_SWP, IBV_WR_ATOMIC_FETCH_AND_ADD,
-    IBV_WR_BIND_MW, IBV_WR_LOCAL_INV, IBV_WR_RDMA_READ, IBV_WR_RDMA_WRITE,
-    IBV_WR_RDMA_WRITE_WITH_IMM, IBV_WR_SEND, IBV_WR_SEND_WITH_IMM, IBV_WR_SEND_WITH_INV,
-    IBV_WR_TSO,
+    IBV_QP_TIMEOUT, IBV_SEND_FENCE, IBV_SEND_INLINE, IBV_SEND_SIGNALED, IBV_SEND_SOLICITED, IBV_WC_BIND_MW,
+    IBV_WC_COMP_SWAP, IBV_WC_FETCH_ADD, IBV_WC_LOCAL_INV, IBV_WC_LOC_LEN_ERR, IBV_WC_LOC_PROT_ERR,
+    IBV_WC_LOC_QP_OP_ERR, IBV_WC_RDMA_READ, IBV_WC_RDMA_WRITE, IBV_WC_RECV, IBV_WC_RECV_RDMA_WITH_IMM,
+    IBV_WC_REM_ACCESS_ERR, IBV_WC_REM_INV_REQ_ERR, IBV_WC_REM_OP_ERR, IBV_WC_RETRY_EXC_ERR,
+    IBV_WC_RNR_RETRY_EXC_ERR, IBV_WC_SEND, IBV_WC_SUCCESS, IBV_WC_WITH_IMM, IBV_WC_WITH_INV,
+    IBV_WC_WR_FLUSH_ERR, IBV_WR_ATOMIC_CMP_AND_SWP, IBV_WR_ATOMIC_FETCH_AND_ADD, IBV_WR_BIND_MW,
+    IBV_WR_LOCAL_INV, IBV_WR_RDMA_READ, IBV_WR_RDMA_WRITE, IBV_WR_RDMA_WRITE_WITH_IMM, IBV_WR_SEND,
+    IBV_WR_SEND_WITH_IMM, IBV_WR_SEND_WITH_INV, IBV_WR_TSO,
 };
 
 /// Attributes of a device.
@@ -79,10 +77,7 @@ pub fn devices() -> io::Result<Vec<(String, u64)>> {
         // SAFETY: i < count; entries are valid until the list is freed below.
         unsafe {
             let device = *list.add(i);
-            out.push((
-                name_of(device),
-                u64::from_be(ffi::ibv_get_device_guid(device)),
-            ));
+            out.push((name_of(device), u64::from_be(ffi::ibv_get_device_guid(device))));
         }
     }
     // SAFETY: the list came from ibv_get_device_list and is not used after this.
@@ -94,9 +89,7 @@ pub fn devices() -> io::Result<Vec<(String, u64)>> {
 /// `device` must be valid.
 unsafe fn name_of(device: *mut ffi::ibv_device) -> String {
     // SAFETY: the library returns the name inside the valid device.
-    unsafe { CStr::from_ptr(ffi::ibv_get_device_name(device)) }
-        .to_string_lossy()
-        .into_owned()
+    unsafe { CStr::from_ptr(ffi::ibv_get_device_name(device)) }.to_string_lossy().into_owned()
 }
 
 /// An open device.
@@ -155,9 +148,7 @@ impl Context {
     /// The driver id is in the kernel's device; the name of the uverbs node is here.
     pub fn node(&self) -> String {
         // SAFETY: the context is open, its device is valid.
-        unsafe { CStr::from_ptr((*(*self.raw).device).dev_name.as_ptr()) }
-            .to_string_lossy()
-            .into_owned()
+        unsafe { CStr::from_ptr((*(*self.raw).device).dev_name.as_ptr()) }.to_string_lossy().into_owned()
     }
 
     /// Descriptor of the command file.
@@ -200,9 +191,7 @@ impl Context {
     pub fn gid(&self, index: u32) -> io::Result<[u8; 16]> {
         let mut gid = ffi::ibv_gid::default();
         // SAFETY: the library fills one GID.
-        errno(unsafe {
-            ffi::ibv_query_gid(self.raw, 1, i32::try_from(index).unwrap_or(-1), &mut gid)
-        })?;
+        errno(unsafe { ffi::ibv_query_gid(self.raw, 1, i32::try_from(index).unwrap_or(-1), &mut gid) })?;
         // SAFETY: a union of bytes and integers, all bits valid.
         Ok(unsafe { gid.raw })
     }
@@ -214,10 +203,7 @@ impl Context {
         if raw.is_null() {
             return Err(last_error());
         }
-        Ok(Arc::new(Pd {
-            raw,
-            context: self.clone(),
-        }))
+        Ok(Arc::new(Pd { raw, context: self.clone() }))
     }
 
     /// A completion channel.
@@ -227,20 +213,13 @@ impl Context {
         if raw.is_null() {
             return Err(last_error());
         }
-        let channel = Channel {
-            raw,
-            context: self.clone(),
-        };
+        let channel = Channel { raw, context: self.clone() };
         sys::set_nonblocking(channel.fd())?;
         Ok(Arc::new(channel))
     }
 
     /// A CQ of at least `entries`, whose events go to `channel`.
-    pub fn create_cq(
-        self: &Arc<Self>,
-        entries: u32,
-        channel: Option<&Arc<Channel>>,
-    ) -> io::Result<Arc<Cq>> {
+    pub fn create_cq(self: &Arc<Self>, entries: u32, channel: Option<&Arc<Channel>>) -> io::Result<Arc<Cq>> {
         let raw_channel = channel.map_or(std::ptr::null_mut(), |c| c.raw);
         // SAFETY: the context is open, the channel is NULL or valid; the CQ keeps both.
         let raw = unsafe {
@@ -255,12 +234,7 @@ impl Context {
         if raw.is_null() {
             return Err(last_error());
         }
-        Ok(Arc::new(Cq {
-            raw,
-            context: self.clone(),
-            channel: channel.cloned(),
-            events: Mutex::new(()),
-        }))
+        Ok(Arc::new(Cq { raw, context: self.clone(), channel: channel.cloned(), events: Mutex::new(()) }))
     }
 
     /// The errno of ibv_create_cq_ex with the given wc flags, completion mask and flags; 0 when it worked.
@@ -322,17 +296,13 @@ impl Drop for Context {
 /// Name of an asynchronous event.
 pub fn event_name(kind: u32) -> String {
     // SAFETY: returns a constant string for any number.
-    unsafe { CStr::from_ptr(ffi::ibv_event_type_str(kind)) }
-        .to_string_lossy()
-        .into_owned()
+    unsafe { CStr::from_ptr(ffi::ibv_event_type_str(kind)) }.to_string_lossy().into_owned()
 }
 
 /// Name of a completion status.
 pub fn status_name(status: u32) -> String {
     // SAFETY: returns a constant string for any number.
-    unsafe { CStr::from_ptr(ffi::ibv_wc_status_str(status)) }
-        .to_string_lossy()
-        .into_owned()
+    unsafe { CStr::from_ptr(ffi::ibv_wc_status_str(status)) }.to_string_lossy().into_owned()
 }
 
 /// A protection domain.
@@ -365,15 +335,7 @@ impl Pd {
         }
         // SAFETY: the MR was just made.
         let (lkey, rkey) = unsafe { ((*raw).lkey, (*raw).rkey) };
-        Ok(Arc::new(Mr {
-            raw,
-            pd: self.clone(),
-            memory: memory.clone(),
-            base: offset,
-            len,
-            lkey,
-            rkey,
-        }))
+        Ok(Arc::new(Mr { raw, pd: self.clone(), memory: memory.clone(), base: offset, len, lkey, rkey }))
     }
 
     /// Registers all of `memory`.
@@ -398,14 +360,7 @@ impl Pd {
     pub fn try_reg_dmabuf_mr(&self, fd: RawFd) -> i32 {
         // SAFETY: the kernel checks the descriptor; the MR is gone at once.
         unsafe {
-            let mr = ffi::ibv_reg_dmabuf_mr(
-                self.raw,
-                0,
-                4096,
-                0,
-                fd,
-                ffi::IBV_ACCESS_LOCAL_WRITE as i32,
-            );
+            let mr = ffi::ibv_reg_dmabuf_mr(self.raw, 0, 4096, 0, fd, ffi::IBV_ACCESS_LOCAL_WRITE as i32);
             if mr.is_null() {
                 return last_error().raw_os_error().unwrap_or(0);
             }
@@ -421,20 +376,13 @@ impl Pd {
         if raw.is_null() {
             return Err(last_error());
         }
-        Ok(Mw {
-            raw,
-            _pd: self.clone(),
-        })
+        Ok(Mw { raw, _pd: self.clone() })
     }
 
     /// A shared receive queue.
     pub fn create_srq(self: &Arc<Self>, max_wr: u32, max_sge: u32) -> io::Result<Arc<Srq>> {
         let mut attr = ffi::ibv_srq_init_attr {
-            attr: ffi::ibv_srq_attr {
-                max_wr,
-                max_sge,
-                srq_limit: 0,
-            },
+            attr: ffi::ibv_srq_attr { max_wr, max_sge, srq_limit: 0 },
             ..ffi::ibv_srq_init_attr::default()
         };
         // SAFETY: the PD is valid, the attributes are read and written during the call.
@@ -442,11 +390,7 @@ impl Pd {
         if raw.is_null() {
             return Err(last_error());
         }
-        Ok(Arc::new(Srq {
-            raw,
-            _pd: self.clone(),
-            max_wr: attr.attr.max_wr,
-        }))
+        Ok(Arc::new(Srq { raw, _pd: self.clone(), max_wr: attr.attr.max_wr }))
     }
 
     /// A QP.
@@ -454,10 +398,7 @@ impl Pd {
         let mut attr = ffi::ibv_qp_init_attr {
             send_cq: init.send_cq.raw,
             recv_cq: init.recv_cq.raw,
-            srq: init
-                .srq
-                .as_ref()
-                .map_or(std::ptr::null_mut(), |srq| srq.raw),
+            srq: init.srq.as_ref().map_or(std::ptr::null_mut(), |srq| srq.raw),
             cap: init.cap,
             qp_type: init.kind,
             sq_sig_all: i32::from(init.signal_all),
@@ -520,12 +461,7 @@ impl Mr {
     /// `len` bytes at `offset`, which lie inside the registration.
     pub fn sge(&self, offset: usize, len: usize) -> Sge {
         assert!(offset + len <= self.len, "{offset} + {len} > {}", self.len);
-        Sge {
-            addr: self.addr(offset),
-            length: len as u32,
-            lkey: self.lkey,
-            mapped: true,
-        }
+        Sge { addr: self.addr(offset), length: len as u32, lkey: self.lkey, mapped: true }
     }
 
     /// ibv_rereg_mr that changes the access flags.
@@ -669,11 +605,7 @@ impl Cq {
     pub fn poll(&self, out: &mut [Wc]) -> io::Result<usize> {
         // SAFETY: `out` has as many entries as the call is told.
         let n = unsafe {
-            ffi::ibv_poll_cq(
-                self.raw,
-                i32::try_from(out.len()).unwrap_or(i32::MAX),
-                out.as_mut_ptr(),
-            )
+            ffi::ibv_poll_cq(self.raw, i32::try_from(out.len()).unwrap_or(i32::MAX), out.as_mut_ptr())
         };
         usize::try_from(n).map_err(|_| io::Error::other(format!("ibv_poll_cq returned {n}")))
     }
@@ -742,10 +674,7 @@ impl Srq {
 
     /// Asks for an event when fewer than `limit` receives are left.
     pub fn set_limit(&self, limit: u32) -> io::Result<()> {
-        let mut attr = ffi::ibv_srq_attr {
-            srq_limit: limit,
-            ..ffi::ibv_srq_attr::default()
-        };
+        let mut attr = ffi::ibv_srq_attr { srq_limit: limit, ..ffi::ibv_srq_attr::default() };
         // SAFETY: one structure, read during the call.
         errno(unsafe { ffi::ibv_modify_srq(self.raw, &mut attr, ffi::IBV_SRQ_LIMIT as i32) })
     }
@@ -814,12 +743,7 @@ pub struct Sge {
 impl Sge {
     /// Any numbers: for requests that must fail, or keys of one's own choice. Not for inline data.
     pub fn raw(addr: u64, length: u32, lkey: u32) -> Self {
-        Sge {
-            addr,
-            length,
-            lkey,
-            mapped: false,
-        }
+        Sge { addr, length, lkey, mapped: false }
     }
 
     /// Bytes of the range.
@@ -834,13 +758,7 @@ impl Sge {
 }
 
 fn raw_sges(sges: &[Sge]) -> Vec<ffi::ibv_sge> {
-    sges.iter()
-        .map(|s| ffi::ibv_sge {
-            addr: s.addr,
-            length: s.length,
-            lkey: s.lkey,
-        })
-        .collect()
+    sges.iter().map(|s| ffi::ibv_sge { addr: s.addr, length: s.length, lkey: s.lkey }).collect()
 }
 
 fn recv_wr(wr_id: u64, sges: &[Sge]) -> (ffi::ibv_recv_wr, Vec<ffi::ibv_sge>) {
@@ -979,13 +897,7 @@ impl Qp {
 
     /// Changes the state alone.
     pub fn set_state(&self, state: u32) -> io::Result<()> {
-        self.modify(
-            &QpAttr {
-                qp_state: state,
-                ..QpAttr::default()
-            },
-            IBV_QP_STATE,
-        )
+        self.modify(&QpAttr { qp_state: state, ..QpAttr::default() }, IBV_QP_STATE)
     }
 
     /// Queries the attributes that `mask` names.
@@ -1010,11 +922,7 @@ impl Qp {
 
     /// The errno of ibv_set_ece; 0 when it worked.
     pub fn try_set_ece(&self, vendor_id: u32, options: u32) -> i32 {
-        let mut ece = ffi::ibv_ece {
-            vendor_id,
-            options,
-            comp_mask: 0,
-        };
+        let mut ece = ffi::ibv_ece { vendor_id, options, comp_mask: 0 };
         // SAFETY: one structure, read during the call.
         unsafe { ffi::ibv_set_ece(self.raw, &mut ece) }.abs()
     }
@@ -1048,11 +956,7 @@ impl Qp {
             unsafe {
                 let wr = first.add(i);
                 (*wr).sg_list = s.as_mut_ptr();
-                (*wr).next = if i + 1 < count {
-                    first.add(i + 1)
-                } else {
-                    std::ptr::null_mut()
-                };
+                (*wr).next = if i + 1 < count { first.add(i + 1) } else { std::ptr::null_mut() };
             }
         }
         let mut bad = std::ptr::null_mut();
@@ -1167,10 +1071,7 @@ impl Qp {
             qp_access_flags: access,
             ..QpAttr::default()
         };
-        self.modify(
-            &attr,
-            IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS,
-        )
+        self.modify(&attr, IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS)
     }
 
     /// The attributes and mask of INIT to RTR.

@@ -33,7 +33,12 @@ fn request(opcode: u32, wr_id: u64, local: &Mr, len: usize, addr: u64, rkey: u32
 /// Waits for completion `wr_id` with `status` on the send queue.
 fn expect(ep: &Endpoint, single: &Single, what: &str, wr_id: u64, statuses: &[u32]) -> Outcome<Wc> {
     let wc = single.completion(ep, what)?;
-    check!(wc.wr_id == wr_id, "{what}: wr_id {} completed ({}), {wr_id} is due", wc.wr_id, verbs::status_name(wc.status));
+    check!(
+        wc.wr_id == wr_id,
+        "{what}: wr_id {} completed ({}), {wr_id} is due",
+        wc.wr_id,
+        verbs::status_name(wc.status)
+    );
     check!(
         statuses.contains(&wc.status),
         "{what}: {} instead of {}",
@@ -47,7 +52,9 @@ fn expect(ep: &Endpoint, single: &Single, what: &str, wr_id: u64, statuses: &[u3
 pub fn expect_event(ep: &Endpoint, qpn: u32, kind: u32) -> Outcome {
     let end = Instant::now() + ep.wait;
     let mut seen = Vec::new();
-    while let Some((k, q)) = ep.context.next_event(end.saturating_duration_since(Instant::now())).map_err(s)? {
+    while let Some((k, q)) =
+        ep.context.next_event(end.saturating_duration_since(Instant::now())).map_err(s)?
+    {
         if k == kind && (q == qpn || qpn == 0) {
             return Ok(());
         }
@@ -65,7 +72,12 @@ fn expect_state(single: &Single, state: u32, what: &str) -> Outcome {
 fn no_more(single: &Single, what: &str) -> Outcome {
     let mut wc = [Wc::default()];
     let n = single.qp.send_cq.poll(&mut wc).map_err(s)?;
-    check!(n == 0, "{what}: a completion too many: wr_id {}, {}", wc[0].wr_id, verbs::status_name(wc[0].status));
+    check!(
+        n == 0,
+        "{what}: a completion too many: wr_id {}, {}",
+        wc[0].wr_id,
+        verbs::status_name(wc[0].status)
+    );
     Ok(())
 }
 
@@ -98,7 +110,12 @@ pub fn bad_rkey(run: &Run, ep: &Endpoint) -> Outcome {
             m.local.memory.fill(0, 4096, round);
             let write = |id, rkey| request(verbs::IBV_WR_RDMA_WRITE, id, &m.local, 3000, m.remote.addr, rkey);
             let bad = SendWr { flags: 0, ..write(2, m.remote.rkey ^ 0x5a5a_5a00) };
-            let list = [write(1, m.remote.rkey), bad, write(3, m.remote.rkey), SendWr { flags: 0, ..write(4, m.remote.rkey) }];
+            let list = [
+                write(1, m.remote.rkey),
+                bad,
+                write(3, m.remote.rkey),
+                SendWr { flags: 0, ..write(4, m.remote.rkey) },
+            ];
             single.qp.post_send(&list).map_err(s)?;
             expect(ep, &single, &what, 1, &[verbs::IBV_WC_SUCCESS])?;
             expect(ep, &single, &what, 2, &[verbs::IBV_WC_REM_ACCESS_ERR])?;
@@ -129,18 +146,55 @@ pub fn refused_accesses(_run: &Run, ep: &Endpoint) -> Outcome {
     let local_only = verbs::IBV_ACCESS_LOCAL_WRITE;
     // (what, rights of the region, opcode, bytes, offset, allowed results)
     let steps: &[(&str, u32, u32, usize, i64, &[u32])] = &[
-        ("Write without the right", local_only | verbs::IBV_ACCESS_REMOTE_READ, verbs::IBV_WR_RDMA_WRITE, 100, 0, &[access]),
-        ("READ without the right", local_only | verbs::IBV_ACCESS_REMOTE_WRITE, verbs::IBV_WR_RDMA_READ, 100, 0, &[access]),
-        ("atomic without the right", local_only | verbs::IBV_ACCESS_REMOTE_WRITE, verbs::IBV_WR_ATOMIC_FETCH_AND_ADD, 8, 0, &[access]),
+        (
+            "Write without the right",
+            local_only | verbs::IBV_ACCESS_REMOTE_READ,
+            verbs::IBV_WR_RDMA_WRITE,
+            100,
+            0,
+            &[access],
+        ),
+        (
+            "READ without the right",
+            local_only | verbs::IBV_ACCESS_REMOTE_WRITE,
+            verbs::IBV_WR_RDMA_READ,
+            100,
+            0,
+            &[access],
+        ),
+        (
+            "atomic without the right",
+            local_only | verbs::IBV_ACCESS_REMOTE_WRITE,
+            verbs::IBV_WR_ATOMIC_FETCH_AND_ADD,
+            8,
+            0,
+            &[access],
+        ),
         ("Write beyond the end", ALL_ACCESS, verbs::IBV_WR_RDMA_WRITE, 100, 8192 - 99, &[access]),
         ("Write before the beginning", ALL_ACCESS, verbs::IBV_WR_RDMA_WRITE, 100, -1, &[access]),
         ("large READ beyond the end", ALL_ACCESS, verbs::IBV_WR_RDMA_READ, 8000, 193, &[access]),
-        ("Write around the end of the address space", ALL_ACCESS, verbs::IBV_WR_RDMA_WRITE, 100, i64::MIN, &[access]),
-        ("atomic that is not aligned", ALL_ACCESS, verbs::IBV_WR_ATOMIC_CMP_AND_SWP, 8, 4, &[invalid, access]),
+        (
+            "Write around the end of the address space",
+            ALL_ACCESS,
+            verbs::IBV_WR_RDMA_WRITE,
+            100,
+            i64::MIN,
+            &[access],
+        ),
+        (
+            "atomic that is not aligned",
+            ALL_ACCESS,
+            verbs::IBV_WR_ATOMIC_CMP_AND_SWP,
+            8,
+            4,
+            &[invalid, access],
+        ),
     ];
     for (what, rights, opcode, len, offset, allowed) in steps {
-        let atomic = *opcode == verbs::IBV_WR_ATOMIC_FETCH_AND_ADD || *opcode == verbs::IBV_WR_ATOMIC_CMP_AND_SWP;
-        let both = ep.oob().exchange(&[u64::from(ep.device.atomic_cap != verbs::IBV_ATOMIC_NONE)]).map_err(s)?;
+        let atomic =
+            *opcode == verbs::IBV_WR_ATOMIC_FETCH_AND_ADD || *opcode == verbs::IBV_WR_ATOMIC_CMP_AND_SWP;
+        let both =
+            ep.oob().exchange(&[u64::from(ep.device.atomic_cap != verbs::IBV_ATOMIC_NONE)]).map_err(s)?;
         if atomic && (both.first() != Some(&1) || ep.device.atomic_cap == verbs::IBV_ATOMIC_NONE) {
             continue;
         }
@@ -148,7 +202,8 @@ pub fn refused_accesses(_run: &Run, ep: &Endpoint) -> Outcome {
         m.target.memory.set(0, 8192, 0x33);
         let single = Single::new(ep, &Tuning::default(), 8, 1, 0)?;
         if ep.leads {
-            let addr = if *offset == i64::MIN { u64::MAX - 40 } else { m.remote.addr.wrapping_add_signed(*offset) };
+            let addr =
+                if *offset == i64::MIN { u64::MAX - 40 } else { m.remote.addr.wrapping_add_signed(*offset) };
             let taken = single.qp.post_send(&[request(*opcode, 7, &m.local, *len, addr, m.remote.rkey)]);
             // The requester itself may refuse an atomic that is not aligned.
             let here = taken.is_err() && what.contains("aligned");
@@ -184,7 +239,10 @@ pub fn refused_accesses(_run: &Run, ep: &Endpoint) -> Outcome {
         ep.connect(&[qp.clone()], &Tuning::default()).map_err(s)?;
         let single = Single { qp };
         if ep.leads {
-            single.qp.post_send(&[request(opcode, 8, &m.local, 64, m.remote.addr, m.remote.rkey)]).map_err(s)?;
+            single
+                .qp
+                .post_send(&[request(opcode, 8, &m.local, 64, m.remote.addr, m.remote.rkey)])
+                .map_err(s)?;
             expect(ep, &single, what, 8, &[access, invalid])?;
         }
         ep.barrier("step").map_err(s)?;
@@ -237,7 +295,10 @@ pub fn receive_too_short(_run: &Run, ep: &Endpoint) -> Outcome {
             expect(ep, &single, &what, 6, &[verbs::IBV_WC_REM_INV_REQ_ERR])?;
         } else {
             expect(ep, &single, &what, 5, &[verbs::IBV_WC_LOC_LEN_ERR])?;
-            check!(m.target.memory.copy(room, 8192 - room).iter().all(|b| *b == 0x44), "{what}: bytes behind the receive were changed");
+            check!(
+                m.target.memory.copy(room, 8192 - room).iter().all(|b| *b == 0x44),
+                "{what}: bytes behind the receive were changed"
+            );
         }
         ep.barrier("step").map_err(s)?;
     }
@@ -260,13 +321,21 @@ pub fn post_in_error(_run: &Run, ep: &Endpoint) -> Outcome {
     single.qp.set_state(verbs::IBV_QPS_ERR).map_err(s)?;
     for i in 0..4 {
         single.qp.post_recv(104 + i, &[m.local.sge(0, 64)]).map_err(s)?;
-        let wr = SendWr { flags: 0, ..request(verbs::IBV_WR_RDMA_WRITE, 200 + i, &m.local, 64, m.remote.addr, m.remote.rkey) };
+        let wr = SendWr {
+            flags: 0,
+            ..request(verbs::IBV_WR_RDMA_WRITE, 200 + i, &m.local, 64, m.remote.addr, m.remote.rkey)
+        };
         single.qp.post_send(&[wr]).map_err(|e| format!("posting to a QP in ERR: {e}"))?;
     }
     let (mut receives, mut sends) = (100, 200);
     for _ in 0..12 {
         let wc = single.completion(ep, "flush")?;
-        check!(wc.status == verbs::IBV_WC_WR_FLUSH_ERR, "wr_id {}: {}", wc.wr_id, verbs::status_name(wc.status));
+        check!(
+            wc.status == verbs::IBV_WC_WR_FLUSH_ERR,
+            "wr_id {}: {}",
+            wc.wr_id,
+            verbs::status_name(wc.status)
+        );
         check!(wc.qp_num == single.qp.number, "wr_id {}: QP {:#x}", wc.wr_id, wc.qp_num);
         if wc.wr_id < 200 {
             check!(wc.wr_id == receives, "receive {} is flushed, {receives} is due", wc.wr_id);
@@ -296,7 +365,12 @@ pub fn post_refused(_run: &Run, ep: &Endpoint) -> Outcome {
             Ok(()) => fail!("{what} was taken"),
             Err(e) => {
                 let code = e.error.raw_os_error().unwrap_or(0);
-                check!(codes.contains(&code), "{what}: {} instead of {}", errno_name(code), codes.iter().map(|c| errno_name(*c)).collect::<Vec<_>>().join(" or "));
+                check!(
+                    codes.contains(&code),
+                    "{what}: {} instead of {}",
+                    errno_name(code),
+                    codes.iter().map(|c| errno_name(*c)).collect::<Vec<_>>().join(" or ")
+                );
             }
         }
         Ok(())
@@ -307,7 +381,8 @@ pub fn post_refused(_run: &Run, ep: &Endpoint) -> Outcome {
     refused("TSO", SendWr { opcode: verbs::IBV_WR_TSO, ..good.clone() }, &unsupported)?;
     let many = SendWr { sges: vec![m.local.sge(0, 8); qp.cap.max_send_sge as usize + 1], ..good.clone() };
     refused("one SGE too many", many, &[errno::EINVAL, errno::ENOMEM])?;
-    let atomic = SendWr { opcode: verbs::IBV_WR_ATOMIC_FETCH_AND_ADD, sges: vec![m.local.sge(0, 4)], ..good.clone() };
+    let atomic =
+        SendWr { opcode: verbs::IBV_WR_ATOMIC_FETCH_AND_ADD, sges: vec![m.local.sge(0, 4)], ..good.clone() };
     // A 4-byte result buffer: at once, or as a fault of this request alone.
     if qp.post_send(&[atomic]).is_ok() {
         let wc = single.completion(ep, "atomic with a 4-byte buffer")?;
@@ -317,7 +392,8 @@ pub fn post_refused(_run: &Run, ep: &Endpoint) -> Outcome {
     }
     let room = qp.cap.max_recv_wr;
     for i in 0..room {
-        qp.post_recv(u64::from(i), &[m.local.sge(0, 8)]).map_err(|e| format!("receive {i} of {room}: {e}"))?;
+        qp.post_recv(u64::from(i), &[m.local.sge(0, 8)])
+            .map_err(|e| format!("receive {i} of {room}: {e}"))?;
     }
     match qp.post_recv(99, &[m.local.sge(0, 8)]) {
         Ok(()) => fail!("a receive above max_recv_wr {room} was taken"),
@@ -325,7 +401,11 @@ pub fn post_refused(_run: &Run, ep: &Endpoint) -> Outcome {
     }
     let too_many = vec![m.local.sge(0, 8); qp.cap.max_recv_sge as usize + 1];
     let other = ep.qp(&QpInit::rc(&qp.send_cq, &qp.recv_cq, 4, 2, 0)).map_err(s)?;
-    let too_many = if too_many.len() > other.cap.max_recv_sge as usize { too_many } else { vec![m.local.sge(0, 8); other.cap.max_recv_sge as usize + 1] };
+    let too_many = if too_many.len() > other.cap.max_recv_sge as usize {
+        too_many
+    } else {
+        vec![m.local.sge(0, 8); other.cap.max_recv_sge as usize + 1]
+    };
     match other.post_recv(1, &too_many) {
         Ok(()) => fail!("a receive with {} SGEs was taken", too_many.len()),
         Err(e) => {
@@ -356,8 +436,8 @@ pub fn post_refused(_run: &Run, ep: &Endpoint) -> Outcome {
 
 /// RNR timer codes of the InfiniBand specification, in microseconds.
 const RNR_MICROS: [u64; 32] = [
-    655_360, 10, 20, 30, 40, 60, 80, 120, 160, 240, 320, 480, 640, 960, 1280, 1920, 2560, 3840, 5120, 7680, 10_240,
-    15_360, 20_480, 30_720, 40_960, 61_440, 81_920, 122_880, 163_840, 245_760, 327_680, 491_520,
+    655_360, 10, 20, 30, 40, 60, 80, 120, 160, 240, 320, 480, 640, 960, 1280, 1920, 2560, 3840, 5120, 7680,
+    10_240, 15_360, 20_480, 30_720, 40_960, 61_440, 81_920, 122_880, 163_840, 245_760, 327_680, 491_520,
 ];
 
 /// The receive comes soon after the refusal: the request waits for the responder's timer all the same.
@@ -370,7 +450,11 @@ pub fn rnr_timer(_run: &Run, ep: &Endpoint) -> Outcome {
         ep.barrier("connected").map_err(s)?;
         if ep.leads {
             // The first exchange takes the set-up of the connection out of the measurement.
-            single.run(ep, &what, request(verbs::IBV_WR_RDMA_WRITE, 1, &m.local, 8, m.remote.addr, m.remote.rkey))?;
+            single.run(
+                ep,
+                &what,
+                request(verbs::IBV_WR_RDMA_WRITE, 1, &m.local, 8, m.remote.addr, m.remote.rkey),
+            )?;
             ep.barrier("go").map_err(s)?;
             let begin = Instant::now();
             single.qp.post_send(&[request(verbs::IBV_WR_SEND, 2, &m.local, 100, 0, 0)]).map_err(s)?;
@@ -398,7 +482,8 @@ pub fn rnr_exhausted(_run: &Run, ep: &Endpoint) -> Outcome {
     let m = memory(ep, ALL_ACCESS)?;
     let timer = Duration::from_micros(RNR_MICROS[24]);
     for retries in [0u8, 3] {
-        let single = Single::new(ep, &Tuning { min_rnr_timer: 24, rnr_retry: retries, ..Tuning::default() }, 8, 1, 0)?;
+        let single =
+            Single::new(ep, &Tuning { min_rnr_timer: 24, rnr_retry: retries, ..Tuning::default() }, 8, 1, 0)?;
         let what = format!("{retries} RNR retries");
         if ep.leads {
             let begin = Instant::now();
@@ -407,7 +492,10 @@ pub fn rnr_exhausted(_run: &Run, ep: &Endpoint) -> Outcome {
             expect(ep, &single, &what, 1, &[verbs::IBV_WC_RNR_RETRY_EXC_ERR])?;
             let took = begin.elapsed();
             expect(ep, &single, &what, 2, &[verbs::IBV_WC_WR_FLUSH_ERR])?;
-            check!(took >= (timer * u32::from(retries)).mul_f64(0.9), "{what}: failed after {took:?} already");
+            check!(
+                took >= (timer * u32::from(retries)).mul_f64(0.9),
+                "{what}: failed after {took:?} already"
+            );
             check!(took < timer * 40, "{what}: failed after {took:?} only");
         }
         ep.barrier("step").map_err(s)?;
@@ -426,14 +514,25 @@ pub fn rnr_forever(_run: &Run, ep: &Endpoint) -> Outcome {
             .flat_map(|i| {
                 [
                     request(verbs::IBV_WR_SEND, i * 2, &m.local, 1000, 0, 0),
-                    request(verbs::IBV_WR_RDMA_WRITE, i * 2 + 1, &m.local, 6000, m.remote.addr, m.remote.rkey),
+                    request(
+                        verbs::IBV_WR_RDMA_WRITE,
+                        i * 2 + 1,
+                        &m.local,
+                        6000,
+                        m.remote.addr,
+                        m.remote.rkey,
+                    ),
                 ]
             })
             .collect();
         single.qp.post_send(&list).map_err(s)?;
         // Many timers long: 2.56 ms each, and more than retry_cnt times the ACK timeout.
         let early = single.qp.send_cq.poll_one(Duration::from_millis(700)).map_err(s)?;
-        check!(early.is_none(), "a Send without a receive completed: {}", early.map_or(String::new(), |wc| verbs::status_name(wc.status)));
+        check!(
+            early.is_none(),
+            "a Send without a receive completed: {}",
+            early.map_or(String::new(), |wc| verbs::status_name(wc.status))
+        );
         ep.barrier("waited").map_err(s)?;
         for i in 0..8 {
             expect(ep, &single, "after the receives", i, &[verbs::IBV_WC_SUCCESS])?;
@@ -499,7 +598,10 @@ pub fn sizes(_run: &Run, ep: &Endpoint) -> Outcome {
     }
     if ep.leads && ep.port.max_msg_sz < u32::MAX {
         let sge = Sge::raw(local.addr(0), ep.port.max_msg_sz + 1, local.lkey);
-        let wr = SendWr { sges: vec![sge], ..request(verbs::IBV_WR_RDMA_WRITE, 1, &local, 8, remote.addr, remote.rkey) };
+        let wr = SendWr {
+            sges: vec![sge],
+            ..request(verbs::IBV_WR_RDMA_WRITE, 1, &local, 8, remote.addr, remote.rkey)
+        };
         match single.qp.post_send(&[wr]) {
             Ok(()) => fail!("max_msg_sz + 1 was taken"),
             Err(e) => check!(e.error.raw_os_error() == Some(errno::EINVAL), "max_msg_sz + 1: {}", e.error),
@@ -511,13 +613,26 @@ pub fn sizes(_run: &Run, ep: &Endpoint) -> Outcome {
 /// Writes with immediate data, signaled and not, with several SGEs, inline and empty.
 pub fn write_with_immediate(_run: &Run, ep: &Endpoint) -> Outcome {
     let m = memory(ep, ALL_ACCESS)?;
-    let wish = if ep.pd.create_qp(&QpInit::rc(&ep.cq(16).map_err(s)?, &ep.cq(16).map_err(s)?, 16, 3, 236)).is_ok() { 236 } else { 0 };
+    let wish =
+        if ep.pd.create_qp(&QpInit::rc(&ep.cq(16).map_err(s)?, &ep.cq(16).map_err(s)?, 16, 3, 236)).is_ok() {
+            236
+        } else {
+            0
+        };
     let single = Single::new(ep, &Tuning::default(), 16, 3, wish)?;
     let inline = single.qp.cap.max_inline_data as usize;
     let common = ep.oob().exchange(&[inline as u64]).map_err(s)?[0] as usize;
     let inline = inline.min(common).min(236);
     // (bytes, signaled, inline)
-    let steps = [(0, true, false), (1, false, false), (5000, true, false), (5000, false, false), (inline, true, true), (inline, false, true), (64, true, false)];
+    let steps = [
+        (0, true, false),
+        (1, false, false),
+        (5000, true, false),
+        (5000, false, false),
+        (inline, true, true),
+        (inline, false, true),
+        (64, true, false),
+    ];
     if !ep.leads {
         for i in 0..steps.len() as u64 {
             single.qp.post_recv(i, &[]).map_err(s)?;
@@ -533,10 +648,28 @@ pub fn write_with_immediate(_run: &Run, ep: &Endpoint) -> Outcome {
             let sges = match len {
                 0 => vec![],
                 1 => vec![m.local.sge(0, 1)],
-                _ => vec![m.local.sge(0, third), m.local.sge(third, third), m.local.sge(2 * third, len - 2 * third)],
+                _ => vec![
+                    m.local.sge(0, third),
+                    m.local.sge(third, third),
+                    m.local.sge(2 * third, len - 2 * third),
+                ],
             };
-            let flags = if signaled { verbs::IBV_SEND_SIGNALED } else { 0 } | if inline { verbs::IBV_SEND_INLINE } else { 0 };
-            let wr = SendWr { wr_id: i as u64, sges, flags, imm: 0xabcd_0000 + i as u32, ..request(verbs::IBV_WR_RDMA_WRITE_WITH_IMM, 0, &m.local, 0, m.remote.addr + 100, m.remote.rkey) };
+            let flags = if signaled { verbs::IBV_SEND_SIGNALED } else { 0 }
+                | if inline { verbs::IBV_SEND_INLINE } else { 0 };
+            let wr = SendWr {
+                wr_id: i as u64,
+                sges,
+                flags,
+                imm: 0xabcd_0000 + i as u32,
+                ..request(
+                    verbs::IBV_WR_RDMA_WRITE_WITH_IMM,
+                    0,
+                    &m.local,
+                    0,
+                    m.remote.addr + 100,
+                    m.remote.rkey,
+                )
+            };
             single.qp.post_send(&[wr]).map_err(|e| format!("{what}: {e}"))?;
             if signaled {
                 // The unsignaled ones before it are silent.
@@ -545,7 +678,11 @@ pub fn write_with_immediate(_run: &Run, ep: &Endpoint) -> Outcome {
         } else {
             let wc = expect(ep, &single, &what, i as u64, &[verbs::IBV_WC_SUCCESS])?;
             check!(wc.opcode == verbs::IBV_WC_RECV_RDMA_WITH_IMM, "{what}: opcode {}", wc.opcode);
-            check!(verbs::wc_imm(&wc) == 0xabcd_0000 + i as u32, "{what}: immediate {:#x}", verbs::wc_imm(&wc));
+            check!(
+                verbs::wc_imm(&wc) == 0xabcd_0000 + i as u32,
+                "{what}: immediate {:#x}",
+                verbs::wc_imm(&wc)
+            );
             check!(wc.byte_len as usize == len, "{what}: byte_len {}", wc.byte_len);
             m.target.memory.verify(100, len, seed).map_err(|e| format!("{what}: {e}"))?;
         }
@@ -569,7 +706,10 @@ pub fn cq_overflow(_run: &Run, ep: &Endpoint) -> Outcome {
         return Ok(());
     }
     for i in 0..u64::from(depth) {
-        if qp.post_send(&[request(verbs::IBV_WR_RDMA_WRITE, i, &m.local, 8, m.remote.addr, m.remote.rkey)]).is_err() {
+        if qp
+            .post_send(&[request(verbs::IBV_WR_RDMA_WRITE, i, &m.local, 8, m.remote.addr, m.remote.rkey)])
+            .is_err()
+        {
             // The overflow came while posting.
             break;
         }
@@ -580,7 +720,9 @@ pub fn cq_overflow(_run: &Run, ep: &Endpoint) -> Outcome {
         match ep.context.next_event(end.saturating_duration_since(Instant::now())).map_err(s)? {
             Some((kind, _)) if kind == verbs::IBV_EVENT_CQ_ERR => break,
             Some((kind, _)) => seen.push(verbs::event_name(kind)),
-            None => fail!("a CQ of {entries} entries took {depth} completions without an event; seen: {seen:?}"),
+            None => {
+                fail!("a CQ of {entries} entries took {depth} completions without an event; seen: {seen:?}")
+            }
         }
     }
     // Whatever is still in the CQ is in order.

@@ -69,15 +69,23 @@ pub fn device_deleted(run: &Run, ep: &Endpoint) -> Outcome {
         // Posting fails at once, or the request never completes with success.
         if single.qp.post_send(&[write(99)]).is_ok() {
             let end = Instant::now() + Duration::from_millis(200);
-            while let Some(wc) = single.qp.send_cq.poll_one(end.saturating_duration_since(Instant::now())).unwrap_or(None) {
-                check!(wc.wr_id != 99 || wc.status != verbs::IBV_WC_SUCCESS, "a request on a deleted device succeeded");
+            while let Some(wc) =
+                single.qp.send_cq.poll_one(end.saturating_duration_since(Instant::now())).unwrap_or(None)
+            {
+                check!(
+                    wc.wr_id != 99 || wc.status != verbs::IBV_WC_SUCCESS,
+                    "a request on a deleted device succeeded"
+                );
             }
         }
         Ok(())
     })();
     // The next cases want a device, whatever happened here.
     let added = run_command(&["rdma", "link", "add", &name, "type", &run.kind, "netdev", netdev]);
-    let back = added.is_ok() && sys::busywait(ep.wait, || Context::open(Some(&name)).is_ok_and(|c| endpoint::choose_gid(&c, &run.device).is_ok()));
+    let back = added.is_ok()
+        && sys::busywait(ep.wait, || {
+            Context::open(Some(&name)).is_ok_and(|c| endpoint::choose_gid(&c, &run.device).is_ok())
+        });
     ep.barrier("gone").map_err(s)?;
     result?;
     added?;
@@ -99,7 +107,15 @@ pub fn kill_in_retransmission(run: &Run, ep: &Endpoint) -> Outcome {
         let program = std::env::current_exe().map_err(s)?;
         for round in 0..run.rounds {
             let mut child = Command::new(&program)
-                .args(["--child-orphan", "--dev", &ep.context.name, "--gid", &ep.gid_index.to_string(), "--peer", &gid(&peer)])
+                .args([
+                    "--child-orphan",
+                    "--dev",
+                    &ep.context.name,
+                    "--gid",
+                    &ep.gid_index.to_string(),
+                    "--peer",
+                    &gid(&peer),
+                ])
                 .stdout(Stdio::piped())
                 .spawn()
                 .map_err(s)?;
@@ -227,7 +243,9 @@ pub fn mmap_against_destroy(run: &Run, ep: &Endpoint) -> Outcome {
         let result = (|| {
             for round in 0..run.rounds * 20 {
                 let cq = ep.cq(64).map_err(|e| format!("round {round}: create_cq: {e}"))?;
-                let qp = ep.qp(&QpInit::rc(&cq, &cq, 8, 1, 0)).map_err(|e| format!("round {round}: create_qp: {e}"))?;
+                let qp = ep
+                    .qp(&QpInit::rc(&cq, &cq, 8, 1, 0))
+                    .map_err(|e| format!("round {round}: create_qp: {e}"))?;
                 drop(qp);
                 drop(cq);
             }
@@ -248,7 +266,10 @@ pub fn thousands_at_once(run: &Run, ep: &Endpoint) -> Outcome {
         let program = std::env::current_exe().map_err(s)?;
         let start = Instant::now();
         for round in 0..2 {
-            let output = Command::new(&program).args(["--child-many", "--dev", &ep.context.name]).output().map_err(s)?;
+            let output = Command::new(&program)
+                .args(["--child-many", "--dev", &ep.context.name])
+                .output()
+                .map_err(s)?;
             check!(
                 output.status.success(),
                 "round {round}: {} {}{}",
@@ -257,7 +278,10 @@ pub fn thousands_at_once(run: &Run, ep: &Endpoint) -> Outcome {
                 String::from_utf8_lossy(&output.stderr).trim()
             );
         }
-        selftests::ktap::note(&format!("two processes with a thousand of each in {:.1} s", start.elapsed().as_secs_f64()));
+        selftests::ktap::note(&format!(
+            "two processes with a thousand of each in {:.1} s",
+            start.elapsed().as_secs_f64()
+        ));
     }
     let _ = run;
     ep.barrier("closed").map_err(s)?;
@@ -275,10 +299,14 @@ pub fn child_many(mut args: Args) -> i32 {
         let memory = Arc::new(sys::Memory::new(1 << 20).map_err(s)?);
         let (mut mrs, mut qps) = (Vec::new(), Vec::new());
         for i in 0..1000.min(attr.max_mr - 1) {
-            mrs.push(pd.reg_mr(&memory, (i as usize % 200) * 4096, 8192, ALL_ACCESS).map_err(|e| format!("reg_mr {i}: {e}"))?);
+            mrs.push(
+                pd.reg_mr(&memory, (i as usize % 200) * 4096, 8192, ALL_ACCESS)
+                    .map_err(|e| format!("reg_mr {i}: {e}"))?,
+            );
         }
         for i in 0..1000.min(attr.max_qp - 8) {
-            let qp = pd.create_qp(&QpInit::rc(&cq, &cq, 4, 1, 0)).map_err(|e| format!("create_qp {i}: {e}"))?;
+            let qp =
+                pd.create_qp(&QpInit::rc(&cq, &cq, 4, 1, 0)).map_err(|e| format!("create_qp {i}: {e}"))?;
             qp.init(ALL_ACCESS).map_err(|e| format!("INIT {i}: {e}"))?;
             qps.push(qp);
         }

@@ -94,14 +94,10 @@ fn end(mut ep: Endpoint, run: &Run, mask: u64) -> Result<i32, String> {
         (false, [mask, rounds, seed]) => (*mask, *rounds, *seed),
         _ => return Err("the other end is another version of this program".into()),
     };
-    let run = &Run {
-        device: run.device.clone(),
-        netdev: run.netdev.clone(),
-        kind: run.kind.clone(),
-        rounds,
-        seed,
-    };
-    let cases: Vec<&Case> = CASES.iter().enumerate().filter(|(i, _)| mask >> i & 1 == 1).map(|(_, c)| c).collect();
+    let run =
+        &Run { device: run.device.clone(), netdev: run.netdev.clone(), kind: run.kind.clone(), rounds, seed };
+    let cases: Vec<&Case> =
+        CASES.iter().enumerate().filter(|(i, _)| mask >> i & 1 == 1).map(|(_, c)| c).collect();
     let mut ktap = ep.leads.then(|| Ktap::new(cases.len()));
     if ep.leads {
         ktap::note(&format!("device {}, seed {seed}, {rounds} rounds", ep.context.name));
@@ -168,9 +164,13 @@ fn main() {
     let device = Device::from_args(&mut args);
     let netdev = args.text("--netdev").or_else(|| args::env("NETDEV"));
     let name = device.name.clone().unwrap_or_default();
-    let kind = args
-        .text("--type")
-        .unwrap_or_else(|| if name.starts_with("rxe") { "rxe".into() } else { "metaroce".to_string() });
+    let kind = args.text("--type").unwrap_or_else(|| {
+        if name.starts_with("rxe") {
+            "rxe".into()
+        } else {
+            "metaroce".to_string()
+        }
+    });
     let rounds = args.value("--rounds").unwrap_or(20);
     let seed = args.value("--seed").unwrap_or(u64::from(std::process::id()));
     let wait = Duration::from_secs(args.value("--wait").unwrap_or(20));
@@ -191,7 +191,13 @@ fn main() {
     if mask == 0 {
         mask = (1 << CASES.len()) - 1;
     }
-    let make = |device: &Device| Run { device: device.clone(), netdev: netdev.clone(), kind: kind.clone(), rounds, seed };
+    let make = |device: &Device| Run {
+        device: device.clone(),
+        netdev: netdev.clone(),
+        kind: kind.clone(),
+        rounds,
+        seed,
+    };
     let one = |device: &Device, oob: Oob, leads: bool| {
         let ep = Endpoint::open(device, oob, leads, wait).map_err(|e| format!("opening the device: {e}"))?;
         end(ep, &make(device), mask)

@@ -27,7 +27,12 @@ pub fn run_command(words: &[&str]) -> Result<(), String> {
     if output.status.success() {
         return Ok(());
     }
-    Err(format!("'{}' ended with {}: {}", words.join(" "), output.status, String::from_utf8_lossy(&output.stderr).trim()))
+    Err(format!(
+        "'{}' ended with {}: {}",
+        words.join(" "),
+        output.status,
+        String::from_utf8_lossy(&output.stderr).trim()
+    ))
 }
 
 /// Asks the kernel for a context as a provider that speaks ABI versions `low` to `high`; 0 or an errno.
@@ -96,7 +101,11 @@ pub fn renamed_device(run: &Run, ep: &Endpoint) -> Outcome {
     let opened = Command::new(program).args(["--child-open", "--dev", new]).output();
     let back = run_command(&["rdma", "dev", "set", new, "name", &old]);
     let opened = opened.map_err(s)?;
-    check!(opened.status.success(), "a device named {new} cannot be opened: {}", String::from_utf8_lossy(&opened.stdout).trim());
+    check!(
+        opened.status.success(),
+        "a device named {new} cannot be opened: {}",
+        String::from_utf8_lossy(&opened.stdout).trim()
+    );
     back?;
     let _ = run;
     Ok(())
@@ -129,7 +138,8 @@ pub fn memlock(_run: &Run, ep: &Endpoint) -> Outcome {
         Ok(output) => output,
         Err(e) => skip!("setpriv (util-linux) does not start: {e}"),
     };
-    let text = String::from_utf8_lossy(&output.stdout).into_owned() + &String::from_utf8_lossy(&output.stderr);
+    let text =
+        String::from_utf8_lossy(&output.stdout).into_owned() + &String::from_utf8_lossy(&output.stderr);
     match output.status.code() {
         Some(0) => Ok(()),
         Some(4) => skip!("{}", text.trim()),
@@ -147,13 +157,19 @@ pub fn child_memlock(mut args: Args) -> i32 {
         sys::set_memlock(256 << 10).map_err(s)?;
         let code = pd.try_reg_mr(memory.addr(), 4 << 20, ALL_ACCESS);
         if code != errno::ENOMEM {
-            return Err(format!("reg_mr of 4 MiB with 256 KiB allowed: {}", if code == 0 { "worked".into() } else { errno_name(code) }));
+            return Err(format!(
+                "reg_mr of 4 MiB with 256 KiB allowed: {}",
+                if code == 0 { "worked".into() } else { errno_name(code) }
+            ));
         }
         // A failure takes nothing with it: the allowed size works again and again.
         for round in 0..50 {
             let code = pd.try_reg_mr(memory.addr(), 128 << 10, ALL_ACCESS);
             if code != 0 {
-                return Err(format!("reg_mr of 128 KiB with 256 KiB allowed, round {round}: {}", errno_name(code)));
+                return Err(format!(
+                    "reg_mr of 128 KiB with 256 KiB allowed, round {round}: {}",
+                    errno_name(code)
+                ));
             }
             pd.try_reg_mr(memory.addr(), 4 << 20, ALL_ACCESS);
         }
@@ -201,7 +217,12 @@ pub fn every_gid(run: &Run, ep: &Endpoint) -> Outcome {
         let mr = ep.memory(65536, ALL_ACCESS).map_err(s)?;
         let remote = ep.exchange_memory(&[&mr]).map_err(s)?[0];
         let mut connect = *ep.plan(&[qp.clone()], &Tuning::default()).map_err(s)?.first().ok_or("no plan")?;
-        let words = |g: &[u8; 16]| [u64::from_be_bytes(g[..8].try_into().unwrap_or([0; 8])), u64::from_be_bytes(g[8..].try_into().unwrap_or([0; 8]))];
+        let words = |g: &[u8; 16]| {
+            [
+                u64::from_be_bytes(g[..8].try_into().unwrap_or([0; 8])),
+                u64::from_be_bytes(g[8..].try_into().unwrap_or([0; 8])),
+            ]
+        };
         let peer = ep.oob().exchange(&words(gid)).map_err(s)?;
         connect.gid[..8].copy_from_slice(&peer[0].to_be_bytes());
         connect.gid[8..].copy_from_slice(&peer[1].to_be_bytes());
@@ -221,10 +242,13 @@ pub fn every_gid(run: &Run, ep: &Endpoint) -> Outcome {
         let single = Single { qp };
         single.run(ep, &format!("Write over {what}"), wr)?;
         ep.barrier("written").map_err(s)?;
-        mr.memory.verify(30_000, 20_000, c + u64::from(!ep.leads)).map_err(|e| format!("Write over {what}: {e}"))?;
+        mr.memory
+            .verify(30_000, 20_000, c + u64::from(!ep.leads))
+            .map_err(|e| format!("Write over {what}: {e}"))?;
     }
     if ep.leads {
-        let names: Vec<&str> = common.iter().map(|c| ["", "IPv4", "link-local IPv6", "IPv6"][*c as usize]).collect();
+        let names: Vec<&str> =
+            common.iter().map(|c| ["", "IPv4", "link-local IPv6", "IPv6"][*c as usize]).collect();
         selftests::ktap::note(&format!("classes of GIDs: {}", names.join(", ")));
     }
     let _ = run;
@@ -281,9 +305,14 @@ pub fn attributes(run: &Run, ep: &Endpoint) -> Outcome {
     if run.kind == "metaroce" {
         // The mark by which udev knows the devices of this driver.
         let guid = u64::from_be(d.node_guid);
-        must(&format!("node GUID {guid:#018x} lacks the mark"), guid & 0xffff_ffff_ff00_0000 == 0x024d_5243_ff00_0000);
+        must(
+            &format!("node GUID {guid:#018x} lacks the mark"),
+            guid & 0xffff_ffff_ff00_0000 == 0x024d_5243_ff00_0000,
+        );
         let cq = ep.cq(4).map_err(s)?;
-        let qp = ep.qp(&QpInit::rc(&cq, &cq, 4, 1, 236)).map_err(|e| format!("a QP with 236 bytes of inline data: {e}"))?;
+        let qp = ep
+            .qp(&QpInit::rc(&cq, &cq, 4, 1, 236))
+            .map_err(|e| format!("a QP with 236 bytes of inline data: {e}"))?;
         must("max_inline_data is below 236", qp.cap.max_inline_data >= 236);
         must("data is promised to come in order", !qp.data_in_order(verbs::IBV_WR_RDMA_WRITE));
     }
@@ -305,9 +334,21 @@ pub fn unsupported(_run: &Run, ep: &Endpoint) -> Outcome {
     };
     let not = errno::EOPNOTSUPP;
     step("reg_dmabuf_mr with a bad descriptor", ep.pd.try_reg_dmabuf_mr(-1), &[not, errno::EBADF]);
-    step("create_cq_ex with unknown flags", ep.context.try_create_cq_ex(0, 1, 1 << 30), &[not, errno::EINVAL]);
-    step("create_cq_ex with an unknown comp_mask", ep.context.try_create_cq_ex(0, 1 << 30, 0), &[not, errno::EINVAL]);
-    step("create_cq_ex with unknown wc flags", ep.context.try_create_cq_ex(1 << 62, 0, 0), &[not, errno::EINVAL]);
+    step(
+        "create_cq_ex with unknown flags",
+        ep.context.try_create_cq_ex(0, 1, 1 << 30),
+        &[not, errno::EINVAL],
+    );
+    step(
+        "create_cq_ex with an unknown comp_mask",
+        ep.context.try_create_cq_ex(0, 1 << 30, 0),
+        &[not, errno::EINVAL],
+    );
+    step(
+        "create_cq_ex with unknown wc flags",
+        ep.context.try_create_cq_ex(1 << 62, 0, 0),
+        &[not, errno::EINVAL],
+    );
     let cq = ep.cq(16).map_err(s)?;
     for (name, kind) in [("a UC QP", verbs::IBV_QPT_UC), ("a raw packet QP", verbs::IBV_QPT_RAW_PACKET)] {
         let init = QpInit { kind, ..QpInit::rc(&cq, &cq, 4, 1, 0) };
@@ -339,13 +380,26 @@ pub fn unsupported(_run: &Run, ep: &Endpoint) -> Outcome {
     step("a MiB of inline data", refuse(&init), &[errno::EINVAL, errno::ENOMEM]);
     let code = ep.cq(above(attr.max_cqe)).map_or_else(|e| e.raw_os_error().unwrap_or(-1), |_| 0);
     step("a CQ above max_cqe", code, &[errno::EINVAL, errno::ENOMEM]);
-    let code = ep.pd.create_srq(above(attr.max_srq_wr), 1).map_or_else(|e| e.raw_os_error().unwrap_or(-1), |_| 0);
+    let code =
+        ep.pd.create_srq(above(attr.max_srq_wr), 1).map_or_else(|e| e.raw_os_error().unwrap_or(-1), |_| 0);
     step("an SRQ above max_srq_wr", code, &[errno::EINVAL, errno::ENOMEM]);
     // Memory that is not there.
-    step("reg_mr of unmapped memory", ep.pd.try_reg_mr(4096, 1 << 20, verbs::IBV_ACCESS_LOCAL_WRITE), &[errno::EFAULT]);
-    step("reg_mr around the end of the address space", ep.pd.try_reg_mr(u64::MAX - 4095, 8192, verbs::IBV_ACCESS_LOCAL_WRITE), &[errno::EFAULT, errno::EINVAL]);
+    step(
+        "reg_mr of unmapped memory",
+        ep.pd.try_reg_mr(4096, 1 << 20, verbs::IBV_ACCESS_LOCAL_WRITE),
+        &[errno::EFAULT],
+    );
+    step(
+        "reg_mr around the end of the address space",
+        ep.pd.try_reg_mr(u64::MAX - 4095, 8192, verbs::IBV_ACCESS_LOCAL_WRITE),
+        &[errno::EFAULT, errno::EINVAL],
+    );
     let memory = Memory::new(4096).map_err(s)?;
-    step("remote write without local write", ep.pd.try_reg_mr(memory.addr(), 4096, verbs::IBV_ACCESS_REMOTE_WRITE), &[errno::EINVAL]);
+    step(
+        "remote write without local write",
+        ep.pd.try_reg_mr(memory.addr(), 4096, verbs::IBV_ACCESS_REMOTE_WRITE),
+        &[errno::EINVAL],
+    );
     check!(wrong.is_empty(), "{}", wrong.join("\n"));
     Ok(())
 }
@@ -409,9 +463,14 @@ pub fn ready_after_add(run: &Run, ep: &Endpoint) -> Outcome {
         }
         match context.next_event(Duration::from_secs(5)).map_err(s)? {
             Some((kind, _)) => events.push(verbs::event_name(kind)),
-            None => fail!("5 s after rdma link add: port active {active}, {gids} of {before} GIDs, events {events:?}"),
+            None => fail!(
+                "5 s after rdma link add: port active {active}, {gids} of {before} GIDs, events {events:?}"
+            ),
         }
     }
-    selftests::ktap::note(&format!("ready {} ms after rdma link add, events {events:?}", added.elapsed().as_millis()));
+    selftests::ktap::note(&format!(
+        "ready {} ms after rdma link add, events {events:?}",
+        added.elapsed().as_millis()
+    ));
     Ok(())
 }

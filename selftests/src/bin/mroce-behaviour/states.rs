@@ -172,7 +172,8 @@ pub fn missing_attributes(_run: &Run, ep: &Endpoint) -> Outcome {
         for bit in (0..32).map(|b| 1u32 << b).filter(|b| mask & b != 0 && *b != verbs::IBV_QP_STATE) {
             let qp = fresh(ep)?;
             bring(ep, &qp, from)?;
-            let step = format!("{} to {} without attribute {bit:#x}", state_name(from), state_name(attr.qp_state));
+            let step =
+                format!("{} to {} without attribute {bit:#x}", state_name(from), state_name(attr.qp_state));
             match qp.modify(&attr, mask & !bit) {
                 Ok(()) => wrong.push(format!("{step}: was allowed")),
                 Err(e) if e.raw_os_error() == Some(errno::EINVAL) => {}
@@ -256,11 +257,23 @@ pub fn query_gives_back(_run: &Run, ep: &Endpoint) -> Outcome {
         return Ok(());
     }
     let qp = fresh(ep)?;
-    let c = Connect { timeout: 17, retry_cnt: 5, rnr_retry: 6, min_rnr_timer: 21, rq_psn: 0x12_3456, sq_psn: 0x65_4321, traffic_class: 0x28, ..nobody(ep) };
+    let c = Connect {
+        timeout: 17,
+        retry_cnt: 5,
+        rnr_retry: 6,
+        min_rnr_timer: 21,
+        rq_psn: 0x12_3456,
+        sq_psn: 0x65_4321,
+        traffic_class: 0x28,
+        ..nobody(ep)
+    };
     qp.init(verbs::IBV_ACCESS_REMOTE_READ).map_err(s)?;
     qp.to_rtr(&c).map_err(s)?;
     qp.to_rts(&c).map_err(s)?;
-    let (a, cap) = qp.query(u32::MAX >> 8).or_else(|_| qp.query(verbs::IBV_QP_STATE | verbs::IBV_QP_AV | verbs::IBV_QP_CAP)).map_err(s)?;
+    let (a, cap) = qp
+        .query(u32::MAX >> 8)
+        .or_else(|_| qp.query(verbs::IBV_QP_STATE | verbs::IBV_QP_AV | verbs::IBV_QP_CAP))
+        .map_err(s)?;
     let mut wrong = Vec::new();
     let mut same = |name: &str, found: u64, told: u64| {
         if found != told {
@@ -310,7 +323,9 @@ pub fn reset_and_reconnect(run: &Run, ep: &Endpoint) -> Outcome {
         mr.memory.fill(0, 3000, round * 2 + u64::from(ep.leads));
         single.run(ep, &format!("round {round}"), write(0, 3000))?;
         ep.barrier("written").map_err(s)?;
-        mr.memory.verify(32768, 3000, round * 2 + u64::from(!ep.leads)).map_err(|e| format!("round {round}: {e}"))?;
+        mr.memory
+            .verify(32768, 3000, round * 2 + u64::from(!ep.leads))
+            .map_err(|e| format!("round {round}: {e}"))?;
         ep.barrier("checked").map_err(s)?;
         // Some in flight.
         for i in 0..8 {
@@ -318,7 +333,11 @@ pub fn reset_and_reconnect(run: &Run, ep: &Endpoint) -> Outcome {
         }
         qp.set_state(verbs::IBV_QPS_RESET).map_err(|e| format!("round {round}: RESET: {e}"))?;
         let mut wc = [Wc::default()];
-        check!(cq.poll(&mut wc).map_err(s)? == 0, "round {round}: after RESET the CQ still holds wr_id {}", wc[0].wr_id);
+        check!(
+            cq.poll(&mut wc).map_err(s)? == 0,
+            "round {round}: after RESET the CQ still holds wr_id {}",
+            wc[0].wr_id
+        );
         ep.barrier("reset").map_err(s)?;
     }
     Ok(())
@@ -356,12 +375,21 @@ pub fn drain(_run: &Run, ep: &Endpoint) -> Outcome {
     let mut next = 0;
     let mut wc = [Wc::default()];
     while qp.send_cq.poll(&mut wc).map_err(s)? == 1 {
-        check!(wc[0].status == verbs::IBV_WC_SUCCESS && wc[0].wr_id == next, "in SQD: wr_id {}, {}", wc[0].wr_id, verbs::status_name(wc[0].status));
+        check!(
+            wc[0].status == verbs::IBV_WC_SUCCESS && wc[0].wr_id == next,
+            "in SQD: wr_id {}, {}",
+            wc[0].wr_id,
+            verbs::status_name(wc[0].status)
+        );
         next += 1;
     }
     qp.post_send(&[write(8)]).map_err(|e| format!("posting in SQD: {e}"))?;
     let early = qp.send_cq.poll_one(Duration::from_millis(200)).map_err(s)?;
-    check!(early.is_none(), "wr_id {:?} completed in SQD, after the queue had drained", early.map(|wc| wc.wr_id));
+    check!(
+        early.is_none(),
+        "wr_id {:?} completed in SQD, after the queue had drained",
+        early.map(|wc| wc.wr_id)
+    );
     qp.set_state(verbs::IBV_QPS_RTS).map_err(|e| format!("SQD to RTS: {e}"))?;
     while next <= 8 {
         let wc = single.success(ep, "after RTS")?;

@@ -18,11 +18,23 @@ fn any_address<T>(bind: impl Fn(&str) -> std::io::Result<T>) -> std::io::Result<
 }
 
 /// Runs one test; values on the leading end.
-pub fn run(oob: &mut Oob, leads: bool, plan: &Plan, test: &Test, peer: Option<&str>) -> Result<Values, String> {
+pub fn run(
+    oob: &mut Oob,
+    leads: bool,
+    plan: &Plan,
+    test: &Test,
+    peer: Option<&str>,
+) -> Result<Values, String> {
     inner(oob, leads, plan, test, peer).map_err(|e| e.to_string())
 }
 
-fn inner(oob: &mut Oob, leads: bool, plan: &Plan, test: &Test, peer: Option<&str>) -> std::io::Result<Values> {
+fn inner(
+    oob: &mut Oob,
+    leads: bool,
+    plan: &Plan,
+    test: &Test,
+    peer: Option<&str>,
+) -> std::io::Result<Values> {
     let values = match (test.name.as_str(), leads) {
         ("udp_lat", false) => {
             let socket = any_address(|a| UdpSocket::bind(a))?;
@@ -107,11 +119,17 @@ fn inner(oob: &mut Oob, leads: bool, plan: &Plan, test: &Test, peer: Option<&str
                 while begin.elapsed() < plan.time + plan.warmup {
                     stream.write_all(&buffer)?;
                 }
-                let cpu = (sys::cpu_time() - cpu).mul_f64(plan.time.as_secs_f64() / begin.elapsed().as_secs_f64());
+                let cpu =
+                    (sys::cpu_time() - cpu).mul_f64(plan.time.as_secs_f64() / begin.elapsed().as_secs_f64());
                 drop(stream);
                 let words = oob.recv_words()?;
                 let (bytes, ns) = (words.first().copied().unwrap_or(0), words.get(1).copied().unwrap_or(1));
-                bandwidth_values(bytes as f64, bytes as f64 / test.size as f64, std::time::Duration::from_nanos(ns), cpu)
+                bandwidth_values(
+                    bytes as f64,
+                    bytes as f64 / test.size as f64,
+                    std::time::Duration::from_nanos(ns),
+                    cpu,
+                )
             }
         }
     };
@@ -128,7 +146,10 @@ fn port_from(oob: &mut Oob) -> std::io::Result<u16> {
 }
 
 /// Groups of round trips for the time of the plan, after as many for warming up.
-fn ping(plan: &Plan, mut trip: impl FnMut(usize) -> std::io::Result<()>) -> std::io::Result<Vec<std::time::Duration>> {
+fn ping(
+    plan: &Plan,
+    mut trip: impl FnMut(usize) -> std::io::Result<()>,
+) -> std::io::Result<Vec<std::time::Duration>> {
     let begin = Instant::now();
     let mut groups = Vec::new();
     let mut at = begin;

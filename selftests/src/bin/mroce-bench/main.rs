@@ -143,7 +143,13 @@ enum Channel {
 }
 
 fn end(
-    mut channel: Channel, leads: bool, given: &Plan, tests: &[Test], rounds: u64, tag: &str, peer: Option<String>,
+    mut channel: Channel,
+    leads: bool,
+    given: &Plan,
+    tests: &[Test],
+    rounds: u64,
+    tag: &str,
+    peer: Option<String>,
 ) -> Result<(), String> {
     let text = |e: std::io::Error| e.to_string();
     // The connecting end's options hold.
@@ -212,11 +218,9 @@ fn main() {
         print!("{HELP}");
         return;
     }
-    let tests = parse_tests(
-        &args
-            .text("--tests")
-            .unwrap_or_else(|| "write_bw,read_bw,send_bw,write_lat,send_lat,write_rate,tcp_stream,tcp_lat".into()),
-    );
+    let tests = parse_tests(&args.text("--tests").unwrap_or_else(|| {
+        "write_bw,read_bw,send_bw,write_lat,send_lat,write_rate,tcp_stream,tcp_lat".into()
+    }));
     let seconds: f64 = args.value("--seconds").unwrap_or(2.0);
     let warmup: f64 = args.value("--warmup").unwrap_or(seconds / 5.0);
     if !(seconds > 0.0 && seconds < 86_400.0 && (0.0..86_400.0).contains(&warmup)) {
@@ -261,11 +265,11 @@ fn main() {
         Role::Pair(a, b) => Oob::pair().map_err(|e| e.to_string()).and_then(|(left, right)| {
             let (first, second) = (device.named(a), device.named(b));
             std::thread::scope(|scope| {
-                let other = scope.spawn(|| {
-                    end(open(&second, right, false)?, false, &plan, &tests, rounds, &tag, None)
+                let other = scope
+                    .spawn(|| end(open(&second, right, false)?, false, &plan, &tests, rounds, &tag, None));
+                let mine = open(&first, left, true).and_then(|channel| {
+                    end(channel, true, &plan, &tests, rounds, &tag, Some("127.0.0.1".into()))
                 });
-                let mine = open(&first, left, true)
-                    .and_then(|channel| end(channel, true, &plan, &tests, rounds, &tag, Some("127.0.0.1".into())));
                 let other = other.join().unwrap_or_else(|_| Err("the second end panicked".into()));
                 mine.and(other)
             })
@@ -290,7 +294,10 @@ fn host_of(addr: &str) -> String {
 
 /// `host` with `port`, as the sockets want it.
 pub fn socket_address(host: &str, port: u16) -> std::io::Result<std::net::SocketAddr> {
-    (host, port).to_socket_addrs()?.next().ok_or_else(|| std::io::Error::other(format!("{host} has no address")))
+    (host, port)
+        .to_socket_addrs()?
+        .next()
+        .ok_or_else(|| std::io::Error::other(format!("{host} has no address")))
 }
 
 /// Fails once nothing has moved for `patience`.

@@ -39,8 +39,10 @@ fn setup(ep: &Endpoint, plan: &Plan, test: &Test, depth: usize, events: bool) ->
         false => None,
     };
     let send_cq = ep.cq(entries).map_err(|e| format!("create_cq of {entries}: {e}"))?;
-    let receive_cq =
-        ep.context.create_cq(entries, channel.as_ref()).map_err(|e| format!("create_cq of {entries}: {e}"))?;
+    let receive_cq = ep
+        .context
+        .create_cq(entries, channel.as_ref())
+        .map_err(|e| format!("create_cq of {entries}: {e}"))?;
     let mut qps = Vec::new();
     for _ in 0..test.qps {
         let wish = if test.size <= 64 { 64 } else { 0 };
@@ -53,8 +55,10 @@ fn setup(ep: &Endpoint, plan: &Plan, test: &Test, depth: usize, events: bool) ->
     let slots = depth.min(((8 << 20) / slot).max(2));
     let mr = ep.memory(slot * slots * 2, ALL_ACCESS).map_err(|e| format!("reg_mr: {e}"))?;
     mr.memory.set(0, slot * slots, 0x5a);
-    let remote = *ep.exchange_memory(&[&mr]).map_err(|e| e.to_string())?.first().ok_or("no key from the other end")?;
-    ep.connect(&qps, &Tuning { timeout: plan.timeout, ..Tuning::default() }).map_err(|e| format!("connecting: {e}"))?;
+    let remote =
+        *ep.exchange_memory(&[&mr]).map_err(|e| e.to_string())?.first().ok_or("no key from the other end")?;
+    ep.connect(&qps, &Tuning { timeout: plan.timeout, ..Tuning::default() })
+        .map_err(|e| format!("connecting: {e}"))?;
     Ok(Setup { qps, mr, remote, channel, slot })
 }
 
@@ -84,7 +88,8 @@ fn stream(ep: &Endpoint, plan: &Plan, test: &Test, opcode: u32) -> Result<Values
     if sends && !ep.leads {
         for qp in &s.qps {
             for i in 0..depth * 2 {
-                qp.post_recv(i as u64, &[s.mr.sge(far + i % slots * s.slot, test.size)]).map_err(|e| format!("post_recv: {e}"))?;
+                qp.post_recv(i as u64, &[s.mr.sge(far + i % slots * s.slot, test.size)])
+                    .map_err(|e| format!("post_recv: {e}"))?;
             }
         }
     }
@@ -181,9 +186,15 @@ fn stream(ep: &Endpoint, plan: &Plan, test: &Test, opcode: u32) -> Result<Values
     }
     if sends {
         // Tells the receiver that this was all.
-        let wr = SendWr { opcode: verbs::IBV_WR_SEND_WITH_IMM, flags: verbs::IBV_SEND_SIGNALED, imm: 1, ..SendWr::default() };
+        let wr = SendWr {
+            opcode: verbs::IBV_WR_SEND_WITH_IMM,
+            flags: verbs::IBV_SEND_SIGNALED,
+            imm: 1,
+            ..SendWr::default()
+        };
         s.qps[0].post_send(&[wr]).map_err(|e| e.to_string())?;
-        let wc = cq.poll_one(plan.wait).map_err(|e| e.to_string())?.ok_or("the last Send did not complete")?;
+        let wc =
+            cq.poll_one(plan.wait).map_err(|e| e.to_string())?.ok_or("the last Send did not complete")?;
         status(&wc, "last Send")?;
     }
     ep.barrier("stopped").map_err(|e| e.to_string())?;
@@ -197,7 +208,8 @@ fn stream(ep: &Endpoint, plan: &Plan, test: &Test, opcode: u32) -> Result<Values
 fn swallow(_ep: &Endpoint, plan: &Plan, test: &Test, s: &Setup, slots: usize) -> Result<(), String> {
     let far = slots * s.slot;
     let cq = &s.qps[0].recv_cq;
-    let by_number: std::collections::HashMap<u32, &Arc<Qp>> = s.qps.iter().map(|qp| (qp.number, qp)).collect();
+    let by_number: std::collections::HashMap<u32, &Arc<Qp>> =
+        s.qps.iter().map(|qp| (qp.number, qp)).collect();
     let mut wcs = vec![Wc::default(); 32];
     let mut watch = Watch::new(plan.wait + plan.time + plan.warmup);
     loop {

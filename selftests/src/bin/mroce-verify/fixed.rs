@@ -61,7 +61,8 @@ pub fn sizes(run: &Run, ep: &Endpoint) -> Outcome {
     let max_sge = max_sge.min(ep.oob().exchange(&[max_sge]).map_err(|e| e.to_string())?[0]) as u32;
     let single = Single::new(ep, &run.tuning(), 8, max_sge, 0)?;
     let size = run.max_size + 2 * GUARD + 64 * max_sge as usize;
-    let local = ep.memory(size, verbs::IBV_ACCESS_LOCAL_WRITE).map_err(|e| format!("reg_mr of {size} bytes: {e}"))?;
+    let local =
+        ep.memory(size, verbs::IBV_ACCESS_LOCAL_WRITE).map_err(|e| format!("reg_mr of {size} bytes: {e}"))?;
     let target = ep.memory(size, ALL_ACCESS).map_err(|e| format!("reg_mr of {size} bytes: {e}"))?;
     let remote = ep.exchange_memory(&[&target]).map_err(|e| e.to_string())?[0];
     let list = size_list(run);
@@ -85,8 +86,16 @@ pub fn sizes(run: &Run, ep: &Endpoint) -> Outcome {
 
 #[allow(clippy::too_many_arguments)]
 fn one_size(
-    ep: &Endpoint, single: &Single, local: &Arc<Mr>, target: &Arc<Mr>, remote: &Remote, kind: Kind, len: usize,
-    max_sge: u32, leader_sends: bool, rng: &mut Rng,
+    ep: &Endpoint,
+    single: &Single,
+    local: &Arc<Mr>,
+    target: &Arc<Mr>,
+    remote: &Remote,
+    kind: Kind,
+    len: usize,
+    max_sge: u32,
+    leader_sends: bool,
+    rng: &mut Rng,
 ) -> Outcome {
     let seed = rng.next();
     let at = GUARD + if rng.one_in(2) { 0 } else { rng.below(64) as usize };
@@ -147,9 +156,14 @@ fn one_size(
     target.memory.set(at - GUARD, len + 2 * GUARD, CANARY);
     match kind {
         Kind::Write | Kind::Read => {}
-        Kind::WriteImm => single.qp.post_recv(len as u64, &[]).map_err(|e| format!("{what}: post_recv: {e}"))?,
+        Kind::WriteImm => {
+            single.qp.post_recv(len as u64, &[]).map_err(|e| format!("{what}: post_recv: {e}"))?
+        }
         Kind::Send | Kind::SendImm => {
-            single.qp.post_recv(len as u64, &sges(target, at)).map_err(|e| format!("{what}: post_recv: {e}"))?;
+            single
+                .qp
+                .post_recv(len as u64, &sges(target, at))
+                .map_err(|e| format!("{what}: post_recv: {e}"))?;
         }
     }
     ep.barrier("ready").map_err(|e| format!("{what}: {e}"))?;
@@ -157,10 +171,15 @@ fn one_size(
         let wc = single.success(ep, &what)?;
         check!(wc.wr_id == len as u64, "{what}: receive with wr_id {}", wc.wr_id);
         check!(wc.byte_len as usize == len, "{what}: byte_len {}", wc.byte_len);
-        let opcode = if kind == Kind::WriteImm { verbs::IBV_WC_RECV_RDMA_WITH_IMM } else { verbs::IBV_WC_RECV };
+        let opcode =
+            if kind == Kind::WriteImm { verbs::IBV_WC_RECV_RDMA_WITH_IMM } else { verbs::IBV_WC_RECV };
         check!(wc.opcode == opcode, "{what}: opcode {}", wc.opcode);
         if kind != Kind::Send {
-            check!(verbs::wc_imm(&wc) == imm, "{what}: immediate data {:#x} instead of {imm:#x}", verbs::wc_imm(&wc));
+            check!(
+                verbs::wc_imm(&wc) == imm,
+                "{what}: immediate data {:#x} instead of {imm:#x}",
+                verbs::wc_imm(&wc)
+            );
         }
         guarded(target, at, len, seed).map_err(|e| format!("{what}: {e}"))?;
     }
@@ -174,7 +193,10 @@ fn guarded(mr: &Mr, at: usize, len: usize, seed: u64) -> Result<(), String> {
     mr.memory.verify(at, len, seed).map_err(|m| m.to_string())?;
     for (name, range) in [("before", at - GUARD..at), ("after", at + len..at + len + GUARD)] {
         if let Some(i) = range.clone().find(|i| mr.memory.byte(*i) != CANARY) {
-            return Err(format!("a byte {name} the data was written, at distance {}", if name == "before" { at - i } else { i - at - len }));
+            return Err(format!(
+                "a byte {name} the data was written, at distance {}",
+                if name == "before" { at - i } else { i - at - len }
+            ));
         }
     }
     Ok(())
@@ -325,7 +347,9 @@ pub fn max_msg_size(run: &Run, ep: &Endpoint) -> Outcome {
     let memory = || Memory::repeated(unit, times).map(Arc::new).map_err(|e| e.to_string());
     let (near, far) = (memory()?, memory()?);
     let register = |memory: &Arc<Memory>| {
-        ep.pd.reg(memory, ALL_ACCESS).map_err(|e| format!("reg_mr of {} bytes (one MiB, mapped over and over): {e}", memory.len()))
+        ep.pd
+            .reg(memory, ALL_ACCESS)
+            .map_err(|e| format!("reg_mr of {} bytes (one MiB, mapped over and over): {e}", memory.len()))
     };
     let (near_mr, far_mr) = (register(&near)?, register(&far)?);
     let remote = ep.exchange_memory(&[&far_mr]).map_err(|e| e.to_string())?[0];
@@ -388,7 +412,13 @@ pub fn max_msg_size(run: &Run, ep: &Endpoint) -> Outcome {
     Ok(())
 }
 
-fn region_test(run: &Run, ep: &Endpoint, memory: Arc<Memory>, offsets: &[usize], unit: Option<usize>) -> Outcome {
+fn region_test(
+    run: &Run,
+    ep: &Endpoint,
+    memory: Arc<Memory>,
+    offsets: &[usize],
+    unit: Option<usize>,
+) -> Outcome {
     let mr = ep.pd.reg(&memory, ALL_ACCESS).map_err(|e| format!("reg_mr of {} bytes: {e}", memory.len()))?;
     let small = ep.memory(1 << 20, ALL_ACCESS).map_err(|e| e.to_string())?;
     let remote = ep.exchange_memory(&[&mr]).map_err(|e| e.to_string())?[0];
@@ -462,7 +492,13 @@ pub fn huge_pages(run: &Run, ep: &Endpoint) -> Outcome {
         Ok(_) => skip!("the other end has no huge pages"),
         Err(error) => skip!("no huge pages: {error}"),
     };
-    region_test(run, ep, Arc::new(memory), &[0, 4095, (2 << 20) - 35_000, (2 << 20) + 1, (4 << 20) - 70_001], None)
+    region_test(
+        run,
+        ep,
+        Arc::new(memory),
+        &[0, 4095, (2 << 20) - 35_000, (2 << 20) + 1, (4 << 20) - 70_001],
+        None,
+    )
 }
 
 /// SEND_WITH_INV takes a key away: the completion names it, and it works no more.
@@ -502,8 +538,16 @@ pub fn invalidate(run: &Run, ep: &Endpoint) -> Outcome {
             ep.barrier("sent").map_err(|e| e.to_string())?;
             skip!("the device does not invalidate a {kind} of user memory");
         }
-        check!(wc.wc_flags & verbs::IBV_WC_WITH_INV != 0, "wc_flags {:#x} without IBV_WC_WITH_INV", wc.wc_flags);
-        check!(verbs::wc_invalidated(&wc) == key, "invalidated key {:#x} instead of {key:#x}", verbs::wc_invalidated(&wc));
+        check!(
+            wc.wc_flags & verbs::IBV_WC_WITH_INV != 0,
+            "wc_flags {:#x} without IBV_WC_WITH_INV",
+            wc.wc_flags
+        );
+        check!(
+            verbs::wc_invalidated(&wc) == key,
+            "invalidated key {:#x} instead of {key:#x}",
+            verbs::wc_invalidated(&wc)
+        );
         ep.barrier("sent").map_err(|e| e.to_string())?;
         ep.barrier("refused").map_err(|e| e.to_string())?;
         return Ok(());
@@ -552,7 +596,10 @@ pub fn rereg(run: &Run, ep: &Endpoint) -> Outcome {
     let both = ep.oob().exchange(&[u64::from(result.is_ok())]).map_err(|e| e.to_string())?;
     if let Err(error) = result {
         let code = error.raw_os_error().unwrap_or(0);
-        check!(code == errno::EOPNOTSUPP || code == errno::EINVAL || code == errno::ENOSYS, "rereg_mr: {error}");
+        check!(
+            code == errno::EOPNOTSUPP || code == errno::EINVAL || code == errno::ENOSYS,
+            "rereg_mr: {error}"
+        );
         skip!("rereg_mr: {error}");
     }
     if both[0] == 0 {

@@ -97,7 +97,12 @@ fn send(run: &Run, ep: &Endpoint, e: &Ends, mode: Mode, first: u64, last: u64, s
     let mut wc = [Wc::default()];
     let mut reap = |done: &mut u64| -> Outcome {
         while qp.send_cq.poll(&mut wc).map_err(|e| e.to_string())? == 1 {
-            check!(wc[0].status == verbs::IBV_WC_SUCCESS, "message {}: {}", wc[0].wr_id, verbs::status_name(wc[0].status));
+            check!(
+                wc[0].status == verbs::IBV_WC_SUCCESS,
+                "message {}: {}",
+                wc[0].wr_id,
+                verbs::status_name(wc[0].status)
+            );
             check!(wc[0].wr_id == *done, "message {} completed, {} is due", wc[0].wr_id, done);
             *done += 1;
         }
@@ -108,7 +113,9 @@ fn send(run: &Run, ep: &Endpoint, e: &Ends, mode: Mode, first: u64, last: u64, s
         let slot = i as usize % SLOTS;
         let since = Instant::now();
         // The slot is free at the receiver, and so is its source here.
-        while i >= SLOTS as u64 && (e.control.memory.word(CREDIT) + (SLOTS as u64) < i + 1 || done + (SLOTS as u64) < i + 1) {
+        while i >= SLOTS as u64
+            && (e.control.memory.word(CREDIT) + (SLOTS as u64) < i + 1 || done + (SLOTS as u64) < i + 1)
+        {
             reap(&mut done)?;
             progress_or_late(ep, since, stop, &format!("credit for message {i}"))?;
         }
@@ -172,7 +179,15 @@ fn send(run: &Run, ep: &Endpoint, e: &Ends, mode: Mode, first: u64, last: u64, s
 }
 
 /// Polls for messages `first..last` and checks each at once.
-fn receive(run: &Run, ep: &Endpoint, e: &Ends, mode: Mode, first: u64, last: u64, stop: &AtomicBool) -> Outcome {
+fn receive(
+    run: &Run,
+    ep: &Endpoint,
+    e: &Ends,
+    mode: Mode,
+    first: u64,
+    last: u64,
+    stop: &AtomicBool,
+) -> Outcome {
     let qp = &e.credit_qp;
     let mut expected = vec![0; 1 << 20];
     let mut outstanding = 0;
@@ -193,7 +208,11 @@ fn receive(run: &Run, ep: &Endpoint, e: &Ends, mode: Mode, first: u64, last: u64
                 Mode::Flag => {
                     let word = e.control.memory.word(slot * 8);
                     let previous = if i >= SLOTS as u64 { i + 1 - SLOTS as u64 } else { 0 };
-                    check!(word == i + 1 || word == previous, "flag of message {i} is {word}, neither {} nor {previous}", i + 1);
+                    check!(
+                        word == i + 1 || word == previous,
+                        "flag of message {i} is {word}, neither {} nor {previous}",
+                        i + 1
+                    );
                     word == i + 1
                 }
                 Mode::LastByte => {
@@ -210,8 +229,9 @@ fn receive(run: &Run, ep: &Endpoint, e: &Ends, mode: Mode, first: u64, last: u64
                 progress_or_late(ep, since, stop, &format!("message {i} ({} bytes)", m.len))?;
             }
         }
-        rng::compare(&e.target.memory.copy(m.at, m.len), expected)
-            .map_err(|mm| format!("message {i} ({} bytes at {:#x}): the flag is there, the data is not: {mm}", m.len, m.at))?;
+        rng::compare(&e.target.memory.copy(m.at, m.len), expected).map_err(|mm| {
+            format!("message {i} ({} bytes at {:#x}): the flag is there, the data is not: {mm}", m.len, m.at)
+        })?;
         if mode == Mode::LastByte {
             // The place that the next message of this slot will be seen at.
             let next = Message::of(run, mode, !ep.leads, i + SLOTS as u64);
@@ -235,7 +255,12 @@ fn receive(run: &Run, ep: &Endpoint, e: &Ends, mode: Mode, first: u64, last: u64
         // Without inline data the source word is needed until the completion.
         while outstanding > if inline == 0 { 0 } else { 8 } {
             if qp.send_cq.poll(&mut wc).map_err(|e| e.to_string())? == 1 {
-                check!(wc[0].status == verbs::IBV_WC_SUCCESS, "credit {}: {}", wc[0].wr_id, verbs::status_name(wc[0].status));
+                check!(
+                    wc[0].status == verbs::IBV_WC_SUCCESS,
+                    "credit {}: {}",
+                    wc[0].wr_id,
+                    verbs::status_name(wc[0].status)
+                );
                 outstanding -= 1;
             } else {
                 progress_or_late(ep, since, stop, &format!("completion of credit {i}"))?;

@@ -128,7 +128,8 @@ fn end(ep: &Endpoint, given: &Run, chosen: &[&Suite]) -> Result<i32, String> {
     ];
     let theirs = ep.oob().exchange(&words).map_err(text)?;
     let w: &[u64] = if ep.leads { &words } else { &theirs };
-    let [seed, short, budget, payload, max_size, timeout, first_round, mask, _, verbose, max_message] = w else {
+    let [seed, short, budget, payload, max_size, timeout, first_round, mask, _, verbose, max_message] = w
+    else {
         return Err("the other end is another version of this program".into());
     };
     let mut run = Run {
@@ -148,7 +149,8 @@ fn end(ep: &Endpoint, given: &Run, chosen: &[&Suite]) -> Result<i32, String> {
         let other = ep.oob().exchange(&[mtu]).map_err(text)?;
         run.payload = other.first().map_or(mtu, |o| mtu.min(*o)) as usize;
     }
-    let suites: Vec<&Suite> = SUITES.iter().enumerate().filter(|(i, _)| mask >> i & 1 == 1).map(|(_, s)| s).collect();
+    let suites: Vec<&Suite> =
+        SUITES.iter().enumerate().filter(|(i, _)| mask >> i & 1 == 1).map(|(_, s)| s).collect();
     let shares: u32 = suites.iter().map(|s| s.1).sum();
     let mut ktap = ep.leads.then(|| Ktap::new(suites.len()));
     run.note(
@@ -177,7 +179,9 @@ fn end(ep: &Endpoint, given: &Run, chosen: &[&Suite]) -> Result<i32, String> {
         let (mine, skipped) = match &outcome {
             Ok(()) => (String::new(), None),
             Err(Stop::Skip(why)) => (String::new(), Some(why.clone())),
-            Err(Stop::Fail(why)) => (format!("{} end: {why}", if ep.leads { "connecting" } else { "listening" }), None),
+            Err(Stop::Fail(why)) => {
+                (format!("{} end: {why}", if ep.leads { "connecting" } else { "listening" }), None)
+            }
         };
         if !mine.is_empty() && !ep.leads {
             ktap::note(&format!("{name}: {mine}"));
@@ -185,13 +189,16 @@ fn end(ep: &Endpoint, given: &Run, chosen: &[&Suite]) -> Result<i32, String> {
         let sent = if let Some(why) = &skipped { format!("skip:{why}") } else { mine.clone() };
         let theirs = ep.oob().end_part(&sent).map_err(text)?;
         if let Some(why) = theirs.strip_prefix("skip:") {
-            if outcome.is_ok() || matches!(&outcome, Err(Stop::Fail(t)) if t.contains("the other end stopped")) {
+            if outcome.is_ok()
+                || matches!(&outcome, Err(Stop::Fail(t)) if t.contains("the other end stopped"))
+            {
                 outcome = Err(Stop::Skip(why.to_string()));
             }
         } else if !theirs.is_empty() {
             // An end that only noticed the other one's stop has nothing to add.
             let told = [theirs, mine];
-            let all: Vec<&str> = told.iter().map(String::as_str).filter(|t| !t.contains("the other end stopped")).collect();
+            let all: Vec<&str> =
+                told.iter().map(String::as_str).filter(|t| !t.contains("the other end stopped")).collect();
             let all = all.join("\n");
             outcome = Err(Stop::Fail(format!("{}\nseed {}", all.trim(), run.seed)));
         } else if let Err(Stop::Fail(_)) = outcome {
@@ -233,7 +240,8 @@ fn main() {
             })
             .collect()
     };
-    let clock = SystemTime::now().duration_since(UNIX_EPOCH).map_or(1, |d| d.as_nanos() as u64 % 1_000_000_007);
+    let clock =
+        SystemTime::now().duration_since(UNIX_EPOCH).map_or(1, |d| d.as_nanos() as u64 % 1_000_000_007);
     let run = Run {
         seed: args.value("--seed").unwrap_or(clock),
         short,

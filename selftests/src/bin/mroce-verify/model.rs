@@ -314,7 +314,7 @@ pub fn plan(rng: &mut Rng, limits: &Limits, target: &mut [u8]) -> Plan {
         }
 
         // Receives.
-        
+
         if kind.takes_receive() {
             let carried = if kind == Kind::WriteImm { 0 } else { len };
             let local = match limits.slot {
@@ -483,7 +483,12 @@ mod tests {
     fn pieces_do_not_overlap() {
         let l = limits();
         let plan = plan(&mut Rng::new(3), &l, &mut vec![0; l.target]);
-        let mut used: Vec<_> = plan.ops.iter().filter(|o| !o.kind.returns() && !o.chained).flat_map(|o| o.local.clone()).collect();
+        let mut used: Vec<_> = plan
+            .ops
+            .iter()
+            .filter(|o| !o.kind.returns() && !o.chained)
+            .flat_map(|o| o.local.clone())
+            .collect();
         used.sort_unstable();
         assert!(used.windows(2).all(|w| w[0].0 + w[0].1 <= w[1].0));
     }

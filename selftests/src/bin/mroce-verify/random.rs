@@ -160,7 +160,8 @@ impl Flow<'_> {
         let mut list = Vec::with_capacity(count);
         for index in self.posted..self.posted + count {
             let op = &self.mine.ops[index];
-            let from = if op.kind.returns() || op.chained { &self.lane.destination } else { &self.lane.source };
+            let from =
+                if op.kind.returns() || op.chained { &self.lane.destination } else { &self.lane.source };
             list.push(SendWr {
                 wr_id: index as u64,
                 sges: op.local.iter().map(|(at, len)| from.sge(*at, *len)).collect(),
@@ -197,12 +198,16 @@ impl Flow<'_> {
     }
 
     fn post_receives(&mut self, most: usize) -> Outcome<bool> {
-        let room = (self.lane.qp.cap.max_recv_wr as usize).saturating_sub(self.receives_posted - self.receives_done);
+        let room =
+            (self.lane.qp.cap.max_recv_wr as usize).saturating_sub(self.receives_posted - self.receives_done);
         let count = room.min(self.theirs.receives.len() - self.receives_posted).min(most);
         for _ in 0..count {
             let index = self.receives_posted;
-            let sges: Vec<_> =
-                self.theirs.receives[index].local.iter().map(|(at, len)| self.lane.receive.sge(*at, *len)).collect();
+            let sges: Vec<_> = self.theirs.receives[index]
+                .local
+                .iter()
+                .map(|(at, len)| self.lane.receive.sge(*at, *len))
+                .collect();
             self.lane
                 .qp
                 .post_recv(index as u64, &sges)
@@ -217,11 +222,21 @@ impl Flow<'_> {
         let qpn = self.lane.qp.number;
         // The next signaled request must be the one.
         let Some(index) = (self.done..self.posted).find(|i| self.mine.ops[*i].signaled()) else {
-            fail!("QP {qpn:#x}: a completion (wr_id {}, {}) although nothing is due", wc.wr_id, verbs::status_name(wc.status));
+            fail!(
+                "QP {qpn:#x}: a completion (wr_id {}, {}) although nothing is due",
+                wc.wr_id,
+                verbs::status_name(wc.status)
+            );
         };
         let op = &self.mine.ops[index];
         let what = describe(self, op, index);
-        check!(wc.status == verbs::IBV_WC_SUCCESS, "{what}: completed with {} (vendor {:#x}, wr_id {})", verbs::status_name(wc.status), wc.vendor_err, wc.wr_id);
+        check!(
+            wc.status == verbs::IBV_WC_SUCCESS,
+            "{what}: completed with {} (vendor {:#x}, wr_id {})",
+            verbs::status_name(wc.status),
+            wc.vendor_err,
+            wc.wr_id
+        );
         check!(wc.wr_id == index as u64, "{what}: is due, wr_id {} completed", wc.wr_id);
         check!(wc.opcode == op.kind.wc_opcode(), "{what}: opcode {} in the completion", wc.opcode);
         if op.kind == Kind::Read || op.kind == Kind::Cas || op.kind == Kind::Faa {
@@ -244,11 +259,21 @@ impl Flow<'_> {
     fn received(&mut self, wc: &Wc, srq: Option<&SrqSlots>) -> Outcome {
         let qpn = self.lane.qp.number;
         let index = self.receives_done;
-        check!(index < self.theirs.receives.len(), "QP {qpn:#x}: receive completion {} of {} planned", index + 1, self.theirs.receives.len());
+        check!(
+            index < self.theirs.receives.len(),
+            "QP {qpn:#x}: receive completion {} of {} planned",
+            index + 1,
+            self.theirs.receives.len()
+        );
         let receive = &self.theirs.receives[index];
         let op = &self.theirs.ops[receive.op];
         let what = format!("receive {index} for {}", describe(self, op, receive.op));
-        check!(wc.status == verbs::IBV_WC_SUCCESS, "{what}: completed with {} (vendor {:#x})", verbs::status_name(wc.status), wc.vendor_err);
+        check!(
+            wc.status == verbs::IBV_WC_SUCCESS,
+            "{what}: completed with {} (vendor {:#x})",
+            verbs::status_name(wc.status),
+            wc.vendor_err
+        );
         if srq.is_none() {
             check!(wc.wr_id == index as u64, "{what}: is due, wr_id {} completed", wc.wr_id);
         }
@@ -261,7 +286,12 @@ impl Flow<'_> {
         let with_imm = wc.wc_flags & verbs::IBV_WC_WITH_IMM != 0;
         check!(with_imm == (op.kind != Kind::Send), "{what}: wc_flags {:#x}", wc.wc_flags);
         if with_imm {
-            check!(verbs::wc_imm(wc) == op.imm, "{what}: immediate data {:#x} instead of {:#x}", verbs::wc_imm(wc), op.imm);
+            check!(
+                verbs::wc_imm(wc) == op.imm,
+                "{what}: immediate data {:#x} instead of {:#x}",
+                verbs::wc_imm(wc),
+                op.imm
+            );
         }
         if op.kind != Kind::WriteImm {
             let found = match srq {
@@ -279,8 +309,9 @@ impl Flow<'_> {
             .take(8)
             .find(|(_, op)| matches!(op.kind, Kind::Write | Kind::WriteImm) && op.stable);
         if let Some((i, write)) = before {
-            rng::compare(&self.lane.target.memory.copy(write.remote, write.len), &write.payload)
-                .map_err(|m| format!("{what}: the earlier {} is not in place: {m}", describe(self, write, i)))?;
+            rng::compare(&self.lane.target.memory.copy(write.remote, write.len), &write.payload).map_err(
+                |m| format!("{what}: the earlier {} is not in place: {m}", describe(self, write, i)),
+            )?;
         }
         self.receives_done += 1;
         Ok(())
@@ -312,7 +343,12 @@ fn work(run: &Run, ep: &Endpoint, shape: &Shape, queues: &Queues, flows: &mut [F
             progress |= n > 0;
             for wc in &wcs[..n] {
                 let Some(flow) = by_qpn.get(&wc.qp_num).and_then(|i| flows.get_mut(*i)) else {
-                    fail!("a completion of QP {:#x}, which does not use this CQ (wr_id {}, status {})", wc.qp_num, wc.wr_id, verbs::status_name(wc.status));
+                    fail!(
+                        "a completion of QP {:#x}, which does not use this CQ (wr_id {}, status {})",
+                        wc.qp_num,
+                        wc.wr_id,
+                        verbs::status_name(wc.status)
+                    );
                 };
                 // The opcode of a failed completion is not defined; the send queue is tried first.
                 let receive = if wc.status == verbs::IBV_WC_SUCCESS {
@@ -368,7 +404,10 @@ fn work(run: &Run, ep: &Endpoint, shape: &Shape, queues: &Queues, flows: &mut [F
                 }
             }
             // With nothing left to post, the event is the only way on.
-            let stuck = flows.iter().all(|f| f.posted == f.mine.ops.len() && (queues.srq.is_some() || f.receives_posted == f.theirs.receives.len()));
+            let stuck = flows.iter().all(|f| {
+                f.posted == f.mine.ops.len()
+                    && (queues.srq.is_some() || f.receives_posted == f.theirs.receives.len())
+            });
             if !found {
                 let patience = if stuck { ep.wait } else { Duration::from_millis(1) };
                 let came = channel.wait(patience).map_err(|e| e.to_string())?;
@@ -420,7 +459,14 @@ fn round(run: &Run, ep: &Endpoint, number: u64) -> Outcome<String> {
     // What both devices offer bounds the shape.
     let inline_wish = 236u32;
     let own_sge = u64::try_from(ep.device.max_sge.clamp(1, 16)).unwrap_or(1);
-    let agreed = ep.oob().exchange(&[own_sge, ep.device.max_qp_wr as u64, u64::from(ep.device.atomic_cap != verbs::IBV_ATOMIC_NONE)]).map_err(|e| e.to_string())?;
+    let agreed = ep
+        .oob()
+        .exchange(&[
+            own_sge,
+            ep.device.max_qp_wr as u64,
+            u64::from(ep.device.atomic_cap != verbs::IBV_ATOMIC_NONE),
+        ])
+        .map_err(|e| e.to_string())?;
     let max_sge = own_sge.min(agreed[0]) as usize;
     let max_wr = (ep.device.max_qp_wr as u64).min(agreed[1]).min(u64::from(u32::MAX)) as u32;
     let mut shape = Shape::of(run, max_sge, &mut Rng::of(&[seed, 1, number]));
@@ -428,7 +474,13 @@ fn round(run: &Run, ep: &Endpoint, number: u64) -> Outcome<String> {
     shape.limits.atomics &= ep.device.atomic_cap != verbs::IBV_ATOMIC_NONE && agreed[2] == 1;
     let text = format!(
         "{} QPs, {} threads, depth {}, {} SGEs, {} requests up to {} bytes, {} batches{}{}{}{}{}",
-        shape.qps, shape.threads, shape.depth, shape.limits.max_sge, shape.limits.count, shape.limits.max_len, shape.batches,
+        shape.qps,
+        shape.threads,
+        shape.depth,
+        shape.limits.max_sge,
+        shape.limits.count,
+        shape.limits.max_len,
+        shape.batches,
         if shape.srq { ", SRQ" } else { "" },
         if shape.events { ", events" } else { "" },
         if shape.one_cq { ", one CQ" } else { "" },
@@ -443,8 +495,16 @@ fn round(run: &Run, ep: &Endpoint, number: u64) -> Outcome<String> {
     let cq_entries = per_thread as u32 * shape.depth * 2 + slots as u32 + 16;
     let mut queues = Vec::new();
     for _ in 0..shape.threads {
-        let channel = if shape.events { Some(ep.context.create_channel().map_err(|e| format!("create_comp_channel: {e}"))?) } else { None };
-        let make = || ep.context.create_cq(cq_entries, channel.as_ref()).map_err(|e| format!("create_cq of {cq_entries}: {e}"));
+        let channel = if shape.events {
+            Some(ep.context.create_channel().map_err(|e| format!("create_comp_channel: {e}"))?)
+        } else {
+            None
+        };
+        let make = || {
+            ep.context
+                .create_cq(cq_entries, channel.as_ref())
+                .map_err(|e| format!("create_cq of {cq_entries}: {e}"))
+        };
         let send = make()?;
         let receive = if shape.one_cq { send.clone() } else { make()? };
         let srq = match shape.limits.slot {
@@ -492,7 +552,8 @@ fn round(run: &Run, ep: &Endpoint, number: u64) -> Outcome<String> {
             region(ep, l.receive, verbs::IBV_ACCESS_LOCAL_WRITE)?,
         ));
     }
-    let remotes = ep.exchange_memory(&regions.iter().map(|r| &r.2).collect::<Vec<_>>()).map_err(|e| e.to_string())?;
+    let remotes =
+        ep.exchange_memory(&regions.iter().map(|r| &r.2).collect::<Vec<_>>()).map_err(|e| e.to_string())?;
     ep.connect(&qps, &run.tuning()).map_err(|e| format!("connecting: {e}"))?;
 
     let mut lanes: Vec<Lane> = qps
@@ -536,7 +597,8 @@ fn round(run: &Run, ep: &Endpoint, number: u64) -> Outcome<String> {
                 let mut at = 0;
                 for (offset, len) in &op.local {
                     if op.kind.returns() {
-                        lane.own_destination[*offset..*offset + *len].copy_from_slice(&op.result[at..at + len]);
+                        lane.own_destination[*offset..*offset + *len]
+                            .copy_from_slice(&op.result[at..at + len]);
                     } else if !op.chained {
                         lane.source.memory.write(*offset, &op.payload[at..at + len]);
                     }
@@ -596,7 +658,9 @@ fn round(run: &Run, ep: &Endpoint, number: u64) -> Outcome<String> {
             outcome
         });
         outcome.map_err(|e| match e {
-            selftests::ktap::Stop::Fail(text) => format!("round {number} ({text_of}), batch {batch}: {text}", text_of = text_of(&shape)).into(),
+            selftests::ktap::Stop::Fail(text) => {
+                format!("round {number} ({text_of}), batch {batch}: {text}", text_of = text_of(&shape)).into()
+            }
             other => other,
         })?;
         ep.barrier("done").map_err(|e| e.to_string())?;
@@ -605,7 +669,13 @@ fn round(run: &Run, ep: &Endpoint, number: u64) -> Outcome<String> {
             let mut wc = [Wc::default()];
             for cq in [&q.send, &q.receive] {
                 let n = cq.poll(&mut wc).map_err(|e| e.to_string())?;
-                check!(n == 0, "round {number}, batch {batch}: a completion too many: wr_id {}, QP {:#x}, {}", wc[0].wr_id, wc[0].qp_num, verbs::status_name(wc[0].status));
+                check!(
+                    n == 0,
+                    "round {number}, batch {batch}: a completion too many: wr_id {}, QP {:#x}, {}",
+                    wc[0].wr_id,
+                    wc[0].qp_num,
+                    verbs::status_name(wc[0].status)
+                );
             }
         }
         for lane in &lanes {
@@ -619,7 +689,12 @@ fn round(run: &Run, ep: &Endpoint, number: u64) -> Outcome<String> {
                     continue;
                 }
                 rng::compare(&mr.memory.copy(0, image.len()), image).map_err(|m| {
-                    format!("round {number} ({}), batch {batch}: {name} region of QP {:#x} (lane {}): {m}", text_of(&shape), lane.qp.number, lane.index)
+                    format!(
+                        "round {number} ({}), batch {batch}: {name} region of QP {:#x} (lane {}): {m}",
+                        text_of(&shape),
+                        lane.qp.number,
+                        lane.index
+                    )
                 })?;
             }
         }
@@ -629,7 +704,10 @@ fn round(run: &Run, ep: &Endpoint, number: u64) -> Outcome<String> {
 }
 
 fn text_of(shape: &Shape) -> String {
-    format!("{} QPs, {} threads, depth {}, SRQ {}, events {}, late {}", shape.qps, shape.threads, shape.depth, shape.srq, shape.events, shape.late)
+    format!(
+        "{} QPs, {} threads, depth {}, SRQ {}, events {}, late {}",
+        shape.qps, shape.threads, shape.depth, shape.srq, shape.events, shape.late
+    )
 }
 
 /// Rounds until the time is over, at least `least`.

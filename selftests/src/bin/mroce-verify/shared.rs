@@ -110,7 +110,10 @@ pub fn events(run: &Run, ep: &Endpoint) -> Outcome {
             };
             qp.post_send(&[wr]).map_err(|e| format!("{what}: {e}"))?;
             let wc = send_cq.poll_one(ep.wait).map_err(|e| e.to_string())?;
-            check!(wc.is_some_and(|wc| wc.status == verbs::IBV_WC_SUCCESS), "{what}: the send did not complete");
+            check!(
+                wc.is_some_and(|wc| wc.status == verbs::IBV_WC_SUCCESS),
+                "{what}: the send did not complete"
+            );
             ep.barrier("sent").map_err(|e| e.to_string())?;
             continue;
         }
@@ -123,7 +126,10 @@ pub fn events(run: &Run, ep: &Endpoint) -> Outcome {
         }
         ep.barrier("sent").map_err(|e| e.to_string())?;
         let wc = cq.poll_one(ep.wait).map_err(|e| e.to_string())?;
-        check!(wc.is_some_and(|wc| wc.status == verbs::IBV_WC_SUCCESS), "{what}: the receive did not complete");
+        check!(
+            wc.is_some_and(|wc| wc.status == verbs::IBV_WC_SUCCESS),
+            "{what}: the receive did not complete"
+        );
         // The completion is there, so an event that was due to come has come.
         let more = channel.wait(Duration::from_millis(20)).map_err(|e| e.to_string())?;
         check!(!more, "{what}: an event {}", if due { "too many" } else { "that must not come" });
@@ -181,7 +187,11 @@ pub fn srq_limit(run: &Run, ep: &Endpoint) -> Outcome {
         mr.memory.verify(wc.wr_id as usize * 1024, 500, i).map_err(|m| format!("receive {i}: {m}"))?;
         // 20 were posted; fewer than 10 are left after the 11th.
         let patience = if i == 10 { ep.wait } else { Duration::from_millis(if i < 10 { 0 } else { 50 }) };
-        while let Some((event, _)) = ep.context.next_event(if seen.is_some() { Duration::ZERO } else { patience }).map_err(|e| e.to_string())? {
+        while let Some((event, _)) = ep
+            .context
+            .next_event(if seen.is_some() { Duration::ZERO } else { patience })
+            .map_err(|e| e.to_string())?
+        {
             if event == verbs::IBV_EVENT_SRQ_LIMIT_REACHED {
                 check!(seen.is_none(), "a second limit event without arming, after receive {i}");
                 check!(i >= 10, "the limit event came after {} of 20 receives, the limit is 10", i + 1);
@@ -198,7 +208,10 @@ pub fn srq_limit(run: &Run, ep: &Endpoint) -> Outcome {
 /// Counters under fetch-and-add and compare-and-swap from many QPs and threads: every value is
 /// given out once, the sum is right.
 pub fn atomic_sum(run: &Run, ep: &Endpoint) -> Outcome {
-    let both = ep.oob().exchange(&[u64::from(ep.device.atomic_cap != verbs::IBV_ATOMIC_NONE)]).map_err(|e| e.to_string())?;
+    let both = ep
+        .oob()
+        .exchange(&[u64::from(ep.device.atomic_cap != verbs::IBV_ATOMIC_NONE)])
+        .map_err(|e| e.to_string())?;
     if ep.device.atomic_cap == verbs::IBV_ATOMIC_NONE || both[0] == 0 {
         skip!("no atomics");
     }
@@ -289,8 +302,18 @@ pub fn atomic_sum(run: &Run, ep: &Endpoint) -> Outcome {
     if let Some((i, v)) = values.iter().enumerate().find(|(i, v)| *i as u64 != **v) {
         fail!("{} fetch-and-adds: value {i} was not given out once, {v} follows", values.len());
     }
-    check!(counter.memory.word(0) == theirs[0], "the counter is {}, the other end added {}", counter.memory.word(0), theirs[0]);
-    check!(counter.memory.word(8) == theirs[1], "the swapped word is {}, the other end swapped {} times", counter.memory.word(8), theirs[1]);
+    check!(
+        counter.memory.word(0) == theirs[0],
+        "the counter is {}, the other end added {}",
+        counter.memory.word(0),
+        theirs[0]
+    );
+    check!(
+        counter.memory.word(8) == theirs[1],
+        "the swapped word is {}, the other end swapped {} times",
+        counter.memory.word(8),
+        theirs[1]
+    );
     run.note(ep, &format!("{} fetch-and-adds, {swaps} swaps that hit", values.len()));
     Ok(())
 }
@@ -332,7 +355,10 @@ pub fn many_threads(run: &Run, ep: &Endpoint) -> Outcome {
                             fail!("thread {t}: the send queue stays full at request {i}");
                         }
                     }
-                    Err(e) => fail!("thread {t} request {i}: {} ({e})", errno_name(e.error.raw_os_error().unwrap_or(0))),
+                    Err(e) => fail!(
+                        "thread {t} request {i}: {} ({e})",
+                        errno_name(e.error.raw_os_error().unwrap_or(0))
+                    ),
                 }
             }
         }
@@ -351,10 +377,22 @@ pub fn many_threads(run: &Run, ep: &Endpoint) -> Outcome {
             let mut next = vec![0u64; threads];
             for _ in 0..count * threads as u64 {
                 let wc = cq.poll_one(ep.wait).map_err(|e| e.to_string())?;
-                let Some(wc) = wc else { fail!("completions stop after {} of {}", next.iter().sum::<u64>(), count * threads as u64) };
-                check!(wc.status == verbs::IBV_WC_SUCCESS, "wr_id {:#x}: {}", wc.wr_id, verbs::status_name(wc.status));
+                let Some(wc) = wc else {
+                    fail!("completions stop after {} of {}", next.iter().sum::<u64>(), count * threads as u64)
+                };
+                check!(
+                    wc.status == verbs::IBV_WC_SUCCESS,
+                    "wr_id {:#x}: {}",
+                    wc.wr_id,
+                    verbs::status_name(wc.status)
+                );
                 let t = (wc.wr_id >> 32) as usize;
-                check!(t < threads && wc.wr_id & 0xffff_ffff == next[t], "thread {t}: completion {:#x}, {} is due", wc.wr_id, next[t.min(threads - 1)]);
+                check!(
+                    t < threads && wc.wr_id & 0xffff_ffff == next[t],
+                    "thread {t}: completion {:#x}, {} is due",
+                    wc.wr_id,
+                    next[t.min(threads - 1)]
+                );
                 next[t] += 1;
             }
             Ok(())
@@ -371,10 +409,18 @@ pub fn many_threads(run: &Run, ep: &Endpoint) -> Outcome {
     ep.barrier("posted").map_err(|e| e.to_string())?;
     for t in 0..threads {
         for (name, mr) in [("source", &source), ("target", &target)] {
-            mr.memory.verify(t * area, area, run.seed ^ t as u64).map_err(|m| format!("{name} of thread {t}: {m}"))?;
+            mr.memory
+                .verify(t * area, area, run.seed ^ t as u64)
+                .map_err(|m| format!("{name} of thread {t}: {m}"))?;
         }
     }
-    run.note(ep, &format!("{threads} threads, {count} requests each, the queue was full {} times", full.load(Ordering::Relaxed)));
+    run.note(
+        ep,
+        &format!(
+            "{threads} threads, {count} requests each, the queue was full {} times",
+            full.load(Ordering::Relaxed)
+        ),
+    );
     Ok(())
 }
 
@@ -405,11 +451,14 @@ pub fn many_qps(run: &Run, ep: &Endpoint) -> Outcome {
             rkey: remote.rkey,
             ..SendWr::default()
         };
-        qp.post_send(&[wr(verbs::IBV_WR_RDMA_WRITE, 1), wr(verbs::IBV_WR_SEND, 2)]).map_err(|e| format!("QP {i}: {e}"))?;
+        qp.post_send(&[wr(verbs::IBV_WR_RDMA_WRITE, 1), wr(verbs::IBV_WR_SEND, 2)])
+            .map_err(|e| format!("QP {i}: {e}"))?;
     }
     let mut sent = std::collections::HashMap::new();
     for n in 0..count * 3 {
-        let Some(wc) = cq.poll_one(ep.wait).map_err(|e| e.to_string())? else { fail!("completion {n} of {} does not come", count * 3) };
+        let Some(wc) = cq.poll_one(ep.wait).map_err(|e| e.to_string())? else {
+            fail!("completion {n} of {} does not come", count * 3)
+        };
         check!(wc.status == verbs::IBV_WC_SUCCESS, "QP {:#x}: {}", wc.qp_num, verbs::status_name(wc.status));
         if wc.opcode & verbs::IBV_WC_RECV == 0 {
             let last = sent.insert(wc.qp_num, wc.wr_id).unwrap_or(0);
@@ -418,7 +467,9 @@ pub fn many_qps(run: &Run, ep: &Endpoint) -> Outcome {
             let i = wc.wr_id as usize;
             check!(i < count && qps[i].number == wc.qp_num, "receive {i} belongs to QP {:#x}", wc.qp_num);
             for (name, at) in [("Send", count + i), ("Write before the Send", 2 * count + i)] {
-                mr.memory.verify(at * size, size, seed(i, !ep.leads)).map_err(|m| format!("QP {i}: {name}: {m}"))?;
+                mr.memory
+                    .verify(at * size, size, seed(i, !ep.leads))
+                    .map_err(|m| format!("QP {i}: {name}: {m}"))?;
             }
         }
     }
