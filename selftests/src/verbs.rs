@@ -772,6 +772,23 @@ fn recv_wr(wr_id: u64, sges: &[Sge]) -> (ffi::ibv_recv_wr, Vec<ffi::ibv_sge>) {
     (wr, list)
 }
 
+/// A memory window's new binding, for [`Qp::post_bind`].
+#[derive(Clone, Copy)]
+pub struct Bind<'a> {
+    /// The window, type 2.
+    pub mw: &'a Mw,
+    /// Its key from now on.
+    pub rkey: u32,
+    /// The region that it shows.
+    pub mr: &'a Mr,
+    /// Where it begins in the region, bytes.
+    pub offset: usize,
+    /// Its length in bytes.
+    pub len: usize,
+    /// IBV_ACCESS flags.
+    pub access: u32,
+}
+
 /// A send work request.
 #[derive(Clone, Debug, Default)]
 pub struct SendWr {
@@ -972,30 +989,21 @@ impl Qp {
         })
     }
 
-    /// Binds a type 2 window to `len` bytes at `offset` of `mr`.
-    pub fn post_bind(
-        &self,
-        wr_id: u64,
-        mw: &Mw,
-        rkey: u32,
-        mr: &Mr,
-        offset: usize,
-        len: usize,
-        access: u32,
-    ) -> Result<(), PostError> {
+    /// Posts a signaled request that binds a type 2 window.
+    pub fn post_bind(&self, wr_id: u64, bind: &Bind<'_>) -> Result<(), PostError> {
         let mut wr = ffi::ibv_send_wr {
             wr_id,
             opcode: IBV_WR_BIND_MW,
             send_flags: IBV_SEND_SIGNALED,
             ..ffi::ibv_send_wr::default()
         };
-        wr.__bindgen_anon_2.bind_mw.mw = mw.raw;
-        wr.__bindgen_anon_2.bind_mw.rkey = rkey;
+        wr.__bindgen_anon_2.bind_mw.mw = bind.mw.raw;
+        wr.__bindgen_anon_2.bind_mw.rkey = bind.rkey;
         wr.__bindgen_anon_2.bind_mw.bind_info = ffi::ibv_mw_bind_info {
-            mr: mr.raw,
-            addr: mr.addr(offset),
-            length: len as u64,
-            mw_access_flags: access,
+            mr: bind.mr.raw,
+            addr: bind.mr.addr(bind.offset),
+            length: bind.len as u64,
+            mw_access_flags: bind.access,
         };
         let mut list = [wr];
         // SAFETY: one WR without SGEs; window and MR are valid.

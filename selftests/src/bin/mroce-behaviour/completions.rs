@@ -138,59 +138,49 @@ pub fn bad_rkey(run: &Run, ep: &Endpoint) -> Outcome {
     Ok(())
 }
 
+/// A request that the responder refuses.
+#[derive(Clone, Copy)]
+struct Refused<'a> {
+    what: &'a str,
+    /// Rights of the region.
+    rights: u32,
+    opcode: u32,
+    len: usize,
+    /// From the beginning of the region; `i64::MIN`: 41 bytes before the end of all addresses.
+    offset: i64,
+    /// One of these statuses is the answer.
+    allowed: &'a [u32],
+}
+
 /// Accesses that the region or the QP does not allow, ranges that leave the region, atomics
 /// that are not aligned.
 pub fn refused_accesses(_run: &Run, ep: &Endpoint) -> Outcome {
     let access = verbs::IBV_WC_REM_ACCESS_ERR;
     let invalid = verbs::IBV_WC_REM_INV_REQ_ERR;
     let local_only = verbs::IBV_ACCESS_LOCAL_WRITE;
-    // (what, rights of the region, opcode, bytes, offset, allowed results)
-    let steps: &[(&str, u32, u32, usize, i64, &[u32])] = &[
-        (
-            "Write without the right",
-            local_only | verbs::IBV_ACCESS_REMOTE_READ,
-            verbs::IBV_WR_RDMA_WRITE,
-            100,
-            0,
-            &[access],
-        ),
-        (
-            "READ without the right",
-            local_only | verbs::IBV_ACCESS_REMOTE_WRITE,
-            verbs::IBV_WR_RDMA_READ,
-            100,
-            0,
-            &[access],
-        ),
-        (
-            "atomic without the right",
-            local_only | verbs::IBV_ACCESS_REMOTE_WRITE,
-            verbs::IBV_WR_ATOMIC_FETCH_AND_ADD,
-            8,
-            0,
-            &[access],
-        ),
-        ("Write beyond the end", ALL_ACCESS, verbs::IBV_WR_RDMA_WRITE, 100, 8192 - 99, &[access]),
-        ("Write before the beginning", ALL_ACCESS, verbs::IBV_WR_RDMA_WRITE, 100, -1, &[access]),
-        ("large READ beyond the end", ALL_ACCESS, verbs::IBV_WR_RDMA_READ, 8000, 193, &[access]),
-        (
-            "Write around the end of the address space",
-            ALL_ACCESS,
-            verbs::IBV_WR_RDMA_WRITE,
-            100,
-            i64::MIN,
-            &[access],
-        ),
-        (
-            "atomic that is not aligned",
-            ALL_ACCESS,
-            verbs::IBV_WR_ATOMIC_CMP_AND_SWP,
-            8,
-            4,
-            &[invalid, access],
-        ),
+    let write = Refused {
+        what: "",
+        rights: ALL_ACCESS,
+        opcode: verbs::IBV_WR_RDMA_WRITE,
+        len: 100,
+        offset: 0,
+        allowed: &[access],
+    };
+    let read = Refused { opcode: verbs::IBV_WR_RDMA_READ, ..write };
+    let add = Refused { opcode: verbs::IBV_WR_ATOMIC_FETCH_AND_ADD, len: 8, ..write };
+    let swap = Refused { opcode: verbs::IBV_WR_ATOMIC_CMP_AND_SWP, ..add };
+    let (may_read, may_write) = (verbs::IBV_ACCESS_REMOTE_READ, verbs::IBV_ACCESS_REMOTE_WRITE);
+    let steps = [
+        Refused { what: "Write without the right", rights: local_only | may_read, ..write },
+        Refused { what: "READ without the right", rights: local_only | may_write, ..read },
+        Refused { what: "atomic without the right", rights: local_only | may_write, ..add },
+        Refused { what: "Write beyond the end", offset: 8192 - 99, ..write },
+        Refused { what: "Write before the beginning", offset: -1, ..write },
+        Refused { what: "large READ beyond the end", len: 8000, offset: 193, ..read },
+        Refused { what: "Write around the end of the address space", offset: i64::MIN, ..write },
+        Refused { what: "atomic that is not aligned", offset: 4, allowed: &[invalid, access], ..swap },
     ];
-    for (what, rights, opcode, len, offset, allowed) in steps {
+    for Refused { what, rights, opcode, len, offset, allowed } in &steps {
         let atomic =
             *opcode == verbs::IBV_WR_ATOMIC_FETCH_AND_ADD || *opcode == verbs::IBV_WR_ATOMIC_CMP_AND_SWP;
         let both =

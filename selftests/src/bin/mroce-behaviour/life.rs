@@ -96,7 +96,7 @@ pub fn device_deleted(run: &Run, ep: &Endpoint) -> Outcome {
 /// A process is killed while its QP resends, at many different moments. Its requests go to a
 /// QP that does not exist.
 pub fn kill_in_retransmission(run: &Run, ep: &Endpoint) -> Outcome {
-    let gid = |g: &[u8; 16]| g.iter().map(|b| format!("{b:02x}")).collect::<String>();
+    let gid = |g: &[u8; 16]| format!("{:032x}", u128::from_be_bytes(*g));
     let (high, low) = ep.gid.split_at(8);
     let word = |half: &[u8]| u64::from_be_bytes(half.try_into().unwrap_or([0; 8]));
     let theirs = ep.oob().exchange(&[word(high), word(low)]).map_err(s)?;

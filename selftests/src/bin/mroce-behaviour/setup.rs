@@ -56,7 +56,9 @@ fn get_context(node: &str, low: u32, high: u32) -> Result<i32, String> {
     bytes.extend(low.to_ne_bytes());
     bytes.extend(high.to_ne_bytes());
     bytes.extend(0u64.to_ne_bytes());
+    // The kernel takes a command whole or not at all; write_all could send a piece as a command.
     match file.write(&bytes) {
+        Ok(taken) if taken < bytes.len() => Err(format!("{taken} of {} bytes were taken", bytes.len())),
         Ok(_) => Ok(0),
         Err(e) => Ok(e.raw_os_error().unwrap_or(-1)),
     }
@@ -193,8 +195,8 @@ pub fn child_memlock(mut args: Args) -> i32 {
 /// A connection over each RoCE v2 GID that both ends have a partner for: IPv4, IPv6 global, link-local.
 pub fn every_gid(run: &Run, ep: &Endpoint) -> Outcome {
     let class = |gid: &[u8; 16]| match gid {
-        g if g.starts_with(&[0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff]) => 1u64,
-        g if g.starts_with(&[0xfe, 0x80]) => 2,
+        [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff, ..] => 1u64,
+        [0xfe, 0x80, ..] => 2,
         _ => 3,
     };
     let gids: Vec<(u32, [u8; 16])> = ep

@@ -11,7 +11,7 @@ use selftests::ktap::Outcome;
 use selftests::rng::Rng;
 use selftests::single::Single;
 use selftests::sys::{self, errno, errno_name, Memory};
-use selftests::verbs::{self, Mr, QpInit, SendWr, Sge};
+use selftests::verbs::{self, Bind, Mr, QpInit, SendWr, Sge};
 use selftests::{check, fail, skip};
 use std::sync::Arc;
 use std::time::Duration;
@@ -65,6 +65,7 @@ pub fn sizes(run: &Run, ep: &Endpoint) -> Outcome {
         ep.memory(size, verbs::IBV_ACCESS_LOCAL_WRITE).map_err(|e| format!("reg_mr of {size} bytes: {e}"))?;
     let target = ep.memory(size, ALL_ACCESS).map_err(|e| format!("reg_mr of {size} bytes: {e}"))?;
     let remote = ep.exchange_memory(&[&target]).map_err(|e| e.to_string())?[0];
+    let sizes = Sizes { ep, single, local, target, remote, max_sge };
     let list = size_list(run);
     let mut moved = 0u64;
     for (n, len) in list.iter().copied().enumerate() {
@@ -75,7 +76,7 @@ pub fn sizes(run: &Run, ep: &Endpoint) -> Outcome {
                     continue;
                 }
                 let mut rng = Rng::of(&[run.seed, 10, n as u64, kind as u64, u64::from(leader_sends)]);
-                one_size(ep, &single, &local, &target, &remote, kind, len, max_sge, leader_sends, &mut rng)?;
+                sizes.one(kind, len, leader_sends, &mut rng)?;
                 moved += len as u64;
             }
         }
@@ -84,108 +85,110 @@ pub fn sizes(run: &Run, ep: &Endpoint) -> Outcome {
     Ok(())
 }
 
-#[allow(clippy::too_many_arguments)]
-fn one_size(
-    ep: &Endpoint,
-    single: &Single,
-    local: &Arc<Mr>,
-    target: &Arc<Mr>,
-    remote: &Remote,
-    kind: Kind,
-    len: usize,
+/// What the requests of every size share: a QP, and a region to work from and one to aim at.
+struct Sizes<'a> {
+    ep: &'a Endpoint,
+    single: Single,
+    local: Arc<Mr>,
+    target: Arc<Mr>,
+    remote: Remote,
     max_sge: u32,
-    leader_sends: bool,
-    rng: &mut Rng,
-) -> Outcome {
-    let seed = rng.next();
-    let at = GUARD + if rng.one_in(2) { 0 } else { rng.below(64) as usize };
-    let from = GUARD + if rng.one_in(2) { 0 } else { rng.below(64) as usize };
-    let pieces = if len < 2 { 1 } else { rng.range(1, u64::from(max_sge).min(len as u64)) as usize };
-    let imm = rng.next() as u32;
-    let what = format!("{kind:?} of {len} bytes to offset {at} from {from}, {pieces} SGEs");
-    let sges = |mr: &Mr, at: usize| -> Vec<Sge> {
-        if len == 0 {
-            return Vec::new();
-        }
-        let step = len / pieces;
-        (0..pieces)
-            .map(|i| mr.sge(at + i * step, if i + 1 == pieces { len - i * step } else { step }))
-            .collect()
-    };
-    if leader_sends == ep.leads {
-        // This end requests. The peer says when it is ready and, after the completion, what it found.
-        if kind == Kind::Read {
-            local.memory.set(from - GUARD, len + 2 * GUARD, CANARY);
-        } else {
-            local.memory.fill(from, len, seed);
-        }
-        ep.barrier("ready").map_err(|e| format!("{what}: {e}"))?;
-        single.run(
-            ep,
-            &what,
-            SendWr {
-                sges: sges(local, from),
-                opcode: match kind {
-                    Kind::Write => verbs::IBV_WR_RDMA_WRITE,
-                    Kind::WriteImm => verbs::IBV_WR_RDMA_WRITE_WITH_IMM,
-                    Kind::Read => verbs::IBV_WR_RDMA_READ,
-                    Kind::Send => verbs::IBV_WR_SEND,
-                    Kind::SendImm => verbs::IBV_WR_SEND_WITH_IMM,
+}
+
+impl Sizes<'_> {
+    /// One request of `kind` over `len` bytes, its data and its completions checked.
+    fn one(&self, kind: Kind, len: usize, leader_sends: bool, rng: &mut Rng) -> Outcome {
+        let Self { ep, single, local, target, remote, max_sge } = self;
+        let seed = rng.bits();
+        let at = GUARD + if rng.one_in(2) { 0 } else { rng.below(64) as usize };
+        let from = GUARD + if rng.one_in(2) { 0 } else { rng.below(64) as usize };
+        let pieces = if len < 2 { 1 } else { rng.range(1, u64::from(*max_sge).min(len as u64)) as usize };
+        let imm = rng.bits() as u32;
+        let what = format!("{kind:?} of {len} bytes to offset {at} from {from}, {pieces} SGEs");
+        let sges = |mr: &Mr, at: usize| -> Vec<Sge> {
+            if len == 0 {
+                return Vec::new();
+            }
+            let step = len / pieces;
+            (0..pieces)
+                .map(|i| mr.sge(at + i * step, if i + 1 == pieces { len - i * step } else { step }))
+                .collect()
+        };
+        if leader_sends == ep.leads {
+            // This end requests. The peer says when it is ready and, after the completion, what it found.
+            if kind == Kind::Read {
+                local.memory.set(from - GUARD, len + 2 * GUARD, CANARY);
+            } else {
+                local.memory.fill(from, len, seed);
+            }
+            ep.barrier("ready").map_err(|e| format!("{what}: {e}"))?;
+            single.run(
+                ep,
+                &what,
+                SendWr {
+                    sges: sges(local, from),
+                    opcode: match kind {
+                        Kind::Write => verbs::IBV_WR_RDMA_WRITE,
+                        Kind::WriteImm => verbs::IBV_WR_RDMA_WRITE_WITH_IMM,
+                        Kind::Read => verbs::IBV_WR_RDMA_READ,
+                        Kind::Send => verbs::IBV_WR_SEND,
+                        Kind::SendImm => verbs::IBV_WR_SEND_WITH_IMM,
+                    },
+                    imm,
+                    remote_addr: remote.addr + at as u64,
+                    rkey: remote.rkey,
+                    ..SendWr::default()
                 },
-                imm,
-                remote_addr: remote.addr + at as u64,
-                rkey: remote.rkey,
-                ..SendWr::default()
-            },
-        )?;
+            )?;
+            if kind == Kind::Read {
+                guarded(local, from, len, seed).map_err(|e| format!("{what}: {e}"))?;
+            } else {
+                // The source is free now; a completion that came too early shows at the peer.
+                local.memory.set(from, len, 0xee);
+            }
+            ep.barrier("verified").map_err(|e| format!("{what}: {e}"))?;
+            return Ok(());
+        }
         if kind == Kind::Read {
-            guarded(local, from, len, seed).map_err(|e| format!("{what}: {e}"))?;
-        } else {
-            // The source is free now; a completion that came too early shows at the peer.
-            local.memory.set(from, len, 0xee);
+            target.memory.fill(at, len, seed);
+            ep.barrier("ready").map_err(|e| format!("{what}: {e}"))?;
+            ep.barrier("verified").map_err(|e| format!("{what}: {e}"))?;
+            return Ok(());
         }
-        ep.barrier("verified").map_err(|e| format!("{what}: {e}"))?;
-        return Ok(());
-    }
-    if kind == Kind::Read {
-        target.memory.fill(at, len, seed);
+        target.memory.set(at - GUARD, len + 2 * GUARD, CANARY);
+        match kind {
+            Kind::Write | Kind::Read => {}
+            Kind::WriteImm => {
+                single.qp.post_recv(len as u64, &[]).map_err(|e| format!("{what}: post_recv: {e}"))?
+            }
+            Kind::Send | Kind::SendImm => {
+                single
+                    .qp
+                    .post_recv(len as u64, &sges(target, at))
+                    .map_err(|e| format!("{what}: post_recv: {e}"))?;
+            }
+        }
         ep.barrier("ready").map_err(|e| format!("{what}: {e}"))?;
+        if kind != Kind::Write {
+            let wc = single.success(ep, &what)?;
+            check!(wc.wr_id == len as u64, "{what}: receive with wr_id {}", wc.wr_id);
+            check!(wc.byte_len as usize == len, "{what}: byte_len {}", wc.byte_len);
+            let opcode =
+                if kind == Kind::WriteImm { verbs::IBV_WC_RECV_RDMA_WITH_IMM } else { verbs::IBV_WC_RECV };
+            check!(wc.opcode == opcode, "{what}: opcode {}", wc.opcode);
+            if kind != Kind::Send {
+                check!(
+                    verbs::wc_imm(&wc) == imm,
+                    "{what}: immediate data {:#x} instead of {imm:#x}",
+                    verbs::wc_imm(&wc)
+                );
+            }
+            guarded(target, at, len, seed).map_err(|e| format!("{what}: {e}"))?;
+        }
         ep.barrier("verified").map_err(|e| format!("{what}: {e}"))?;
-        return Ok(());
-    }
-    target.memory.set(at - GUARD, len + 2 * GUARD, CANARY);
-    match kind {
-        Kind::Write | Kind::Read => {}
-        Kind::WriteImm => {
-            single.qp.post_recv(len as u64, &[]).map_err(|e| format!("{what}: post_recv: {e}"))?
-        }
-        Kind::Send | Kind::SendImm => {
-            single
-                .qp
-                .post_recv(len as u64, &sges(target, at))
-                .map_err(|e| format!("{what}: post_recv: {e}"))?;
-        }
-    }
-    ep.barrier("ready").map_err(|e| format!("{what}: {e}"))?;
-    if kind != Kind::Write {
-        let wc = single.success(ep, &what)?;
-        check!(wc.wr_id == len as u64, "{what}: receive with wr_id {}", wc.wr_id);
-        check!(wc.byte_len as usize == len, "{what}: byte_len {}", wc.byte_len);
-        let opcode =
-            if kind == Kind::WriteImm { verbs::IBV_WC_RECV_RDMA_WITH_IMM } else { verbs::IBV_WC_RECV };
-        check!(wc.opcode == opcode, "{what}: opcode {}", wc.opcode);
-        if kind != Kind::Send {
-            check!(
-                verbs::wc_imm(&wc) == imm,
-                "{what}: immediate data {:#x} instead of {imm:#x}",
-                verbs::wc_imm(&wc)
-            );
-        }
         guarded(target, at, len, seed).map_err(|e| format!("{what}: {e}"))?;
+        Ok(())
     }
-    ep.barrier("verified").map_err(|e| format!("{what}: {e}"))?;
-    guarded(target, at, len, seed).map_err(|e| format!("{what}: {e}"))?;
-    Ok(())
 }
 
 /// The pattern at `at`, and the canary around it.
@@ -226,7 +229,7 @@ pub fn inline(run: &Run, ep: &Endpoint) -> Outcome {
     for leader_sends in [true, false] {
         let sending = leader_sends == ep.leads;
         for len in lens(if sending { most } else { other }) {
-            let seed = Rng::of(&[run.seed, 20, len as u64]).next();
+            let seed = Rng::of(&[run.seed, 20, len as u64]).bits();
             let what = format!("inline Write of {len} bytes");
             if !sending {
                 target.memory.set(0, 4096, CANARY);
@@ -293,7 +296,7 @@ pub fn max_msg_size(run: &Run, ep: &Endpoint) -> Outcome {
     // The short set moves 64 MiB instead of gigabytes; the limit itself is checked in any case.
     let moved = if run.short { most.min(64 << 20) } else { most.min(run.max_message) };
     let single = Single::new(ep, &run.tuning(), 8, sge as u32, 0)?;
-    let seed = Rng::of(&[run.seed, 30]).next();
+    let seed = Rng::of(&[run.seed, 30]).bits();
     let timeout = ep.wait + Duration::from_secs(moved >> 22);
 
     // Send: every SGE of both ends names the same buffer, whose content repeats with `unit`.
@@ -425,7 +428,7 @@ fn region_test(
     let single = Single::new(ep, &run.tuning(), 8, 1, 0)?;
     for (i, at) in offsets.iter().copied().enumerate() {
         let len = 70_001;
-        let seed = Rng::of(&[run.seed, 40, i as u64]).next();
+        let seed = Rng::of(&[run.seed, 40, i as u64]).bits();
         let what = format!("{len} bytes at offset {at:#x} of {:#x}", memory.len());
         if ep.leads {
             small.memory.fill(0, len, seed);
@@ -517,7 +520,7 @@ pub fn invalidate(run: &Run, ep: &Endpoint) -> Outcome {
         kind = "window";
         let access = verbs::IBV_ACCESS_REMOTE_WRITE | verbs::IBV_ACCESS_REMOTE_READ;
         key = mw.next_rkey();
-        match single.qp.post_bind(5, mw, key, &target, 0, 8192, access) {
+        match single.qp.post_bind(5, &Bind { mw, rkey: key, mr: &target, offset: 0, len: 8192, access }) {
             Ok(()) => {
                 let wc = single.success(ep, "binding a window")?;
                 check!(wc.opcode == verbs::IBV_WC_BIND_MW, "bind: opcode {}", wc.opcode);

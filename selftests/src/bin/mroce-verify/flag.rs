@@ -52,7 +52,7 @@ impl Message {
         Message {
             at: (i as usize % SLOTS) * SLOT + rng.below(4000) as usize,
             len: (len as usize).clamp(1, 1 << 20),
-            seed: rng.next(),
+            seed: rng.bits(),
             writes: if mode == Mode::Flag { rng.range(1, 4) as usize } else { 1 },
             flag: rng.below(3),
         }

@@ -274,7 +274,7 @@ pub fn plan(rng: &mut Rng, limits: &Limits, target: &mut [u8]) -> Plan {
             let (pieces, end) = scatter(rng, source_at, len, limits.max_sge);
             source_at = end;
             let mut bytes = vec![0; len];
-            rng::fill(&mut bytes, rng.next());
+            rng::fill(&mut bytes, rng.bits());
             (local, payload) = (pieces, bytes);
         }
 
@@ -363,10 +363,10 @@ pub fn plan(rng: &mut Rng, limits: &Limits, target: &mut [u8]) -> Plan {
             chained,
             remote,
             len,
-            imm: rng.next() as u32,
+            imm: rng.bits() as u32,
             flags,
-            compare_add: rng.next(),
-            swap: rng.next(),
+            compare_add: rng.bits(),
+            swap: rng.bits(),
             payload,
             result: Vec::new(),
             stable: true,

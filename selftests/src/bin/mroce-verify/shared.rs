@@ -435,7 +435,7 @@ pub fn many_qps(run: &Run, ep: &Endpoint) -> Outcome {
     let size = 3000;
     let mr = ep.memory(count * size * 3, ALL_ACCESS).map_err(|e| e.to_string())?;
     let remote = ep.exchange_memory(&[&mr]).map_err(|e| e.to_string())?[0];
-    let seed = |i: usize, leader: bool| Rng::of(&[run.seed, 70, i as u64, u64::from(leader)]).next();
+    let seed = |i: usize, leader: bool| Rng::of(&[run.seed, 70, i as u64, u64::from(leader)]).bits();
     for (i, qp) in qps.iter().enumerate() {
         qp.post_recv(i as u64, &[mr.sge((count + i) * size, size)]).map_err(|e| format!("post_recv: {e}"))?;
         mr.memory.fill(i * size, size, seed(i, ep.leads));
