@@ -106,6 +106,11 @@ pub fn cancel_sync<T: BhWork>(object: &Arc<T>) {
     }
 }
 
+/// What the workqueue calls for an item.
+///
+/// # Safety
+///
+/// `work` is that of an item that [`queue`] handed over, once for each time that it did.
 unsafe extern "C" fn work_run<T: BhWork>(work: *mut bindings::work_struct) {
     // `work` is the first field of the `repr(C)` item.
     let item: *mut Item<T> = work.cast();
