@@ -9,7 +9,7 @@
 #   make demo       two virtual machines, verified data over many paths, with and without loss
 #   make test       everything that is tested; ends with "N passed, N failed"
 #   make test-core  unit tests and simulation of the protocol core
-#   make lint       rustfmt, clippy, rustdoc, and where unsafe may stand
+#   make lint       the linters, with which make test begins: rustfmt, clippy, shellcheck, unsafe…
 #   make bench      metaroce, rdma_rxe and TCP side by side on the native kernel
 #   make bench-full the same with more and longer rounds (about 50 minutes)
 #   make bench-vm   the same, shorter, on the stock kernel in a virtual machine

@@ -1,4 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0
+# shellcheck shell=bash
 # lib.sh: shared by the scripts of this folder; to be sourced.
 #
 # Nothing here mounts outside a private mount namespace: after a crash nothing stays

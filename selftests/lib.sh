@@ -1,4 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0
+# shellcheck shell=bash
 # lib.sh: shared by the scripts of this folder; to be sourced. They run as root inside a test
 # machine (qemu-test/run --help describes the environment) or on any machine with two devices.
 

@@ -4,6 +4,8 @@
 //! fallible memory. Everything here is called in process context; the packet path only
 //! pushes within capacity.
 
+#![forbid(unsafe_code)]
+
 #[cfg(MODULE)]
 mod kernel;
 #[cfg(not(MODULE))]
