@@ -13,6 +13,7 @@
 use super::{ib_attr::*, net::NetDev};
 use crate::{bindings, queue::Memory};
 use ::core::{
+    fmt::Write,
     marker::PhantomData,
     mem::{size_of, MaybeUninit},
     ptr::{self, NonNull},
@@ -22,6 +23,7 @@ use ::kernel::{
     ffi::c_int,
     new_spinlock,
     prelude::*,
+    str::NullTerminatedFormatter,
     sync::{Arc, SpinLock},
     transmute::{AsBytes, FromBytes},
     types::Opaque,
@@ -779,7 +781,7 @@ impl<T: Operations> VTable<T> {
         ops.add_gid = Some(Self::add_gid);
         ops.del_gid = Some(Self::del_gid);
         ops.dealloc_driver = Some(Self::dealloc);
-        ops.get_dev_fw_str = None;
+        ops.get_dev_fw_str = Some(Self::fw_str);
 
         ops.alloc_ucontext = Some(Self::alloc_context);
         ops.dealloc_ucontext = Some(Self::dealloc_context);
@@ -837,6 +839,32 @@ impl<T: Operations> VTable<T> {
             Self::device(raw).query_device().store(&mut *attr);
         }
         0
+    }
+
+    unsafe extern "C" fn fw_str(
+        raw: *mut bindings::ib_device,
+        text: *mut ::kernel::ffi::c_char,
+    ) {
+        // SAFETY: see the comment on the `impl`; the core passes a buffer of this size.
+        let (version, text) = unsafe {
+            (
+                Self::device(raw).query_device().fw_ver,
+                ::core::slice::from_raw_parts_mut(
+                    text.cast::<u8>(),
+                    bindings::IB_FW_VERSION_NAME_MAX as usize,
+                ),
+            )
+        };
+        if let Some(mut text) = NullTerminatedFormatter::new(text) {
+            // Three numbers of at most 16 bits fit into it.
+            let _ = write!(
+                text,
+                "{}.{}.{}",
+                version >> 32,
+                (version >> 16) & 0xffff,
+                version & 0xffff
+            );
+        }
     }
 
     unsafe extern "C" fn query_port(

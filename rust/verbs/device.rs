@@ -212,7 +212,8 @@ impl Operations for Driver {
 
     fn query_device(&self) -> DeviceAttr {
         DeviceAttr {
-            fw_ver: 0,
+            // Major, minor, patch: what both ends, and both sides of the ABI, must agree on.
+            fw_ver: (u64::from(wire::VERSION) << 32) | (u64::from(ABI_VERSION) << 16),
             sys_image_guid: self.0.guid,
             // No company's: the locally administered prefix of the node GUID.
             vendor_id: (self.0.guid >> 40) as u32,
