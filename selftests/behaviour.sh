@@ -258,6 +258,39 @@ case19_kinds_of_netdev() {
     down
 }
 
+# Each device has a node GUID of its own, also where netdevs share a MAC address, and the same
+# one when it is made again; the version of the driver is told alike everywhere.
+case19_node_guids() {
+    up
+    local kind mac guids again
+    mac=$(in1 cat /sys/class/net/eth0/address)
+    ip -n st1 link add link eth0 name st-vlan type vlan id 7 2>/dev/null || echo "no VLANs in this kernel"
+    ip -n st1 link add st-dummy address "$mac" type dummy
+    ip -n st1 link add st-bridge address "$mac" type bridge
+    node_guids() {
+        for kind in eth0 st-vlan st-dummy st-bridge; do
+            ! ip -n st1 link show $kind >/dev/null 2>&1 || in1 rdma link add "st1$kind" type "$KIND" netdev $kind
+        done
+        in1 ibv_devinfo | awk '$1 == "hca_id:" { d = $2 } $1 == "node_guid:" && d ~ /^st1/ { print d, $2 }'
+    }
+    guids=$(node_guids)
+    echo "$guids" | sed "s/^/netdevs with $mac: /"
+    [ "$(echo "$guids" | wc -l)" -ge 3 ] || { echo "not all devices are there"; return 1; }
+    [ "$(echo "$guids" | awk '{ print $2 }' | sort -u | wc -l)" = "$(echo "$guids" | wc -l)" ] || { echo "two devices share a node GUID"; return 1; }
+    if [ "$KIND" = metaroce ]; then
+        ! echo "$guids" | grep -v ' 024d:52' || { echo "the mark of this driver is missing"; return 1; }
+    fi
+    local version
+    version=$(in1 ibv_devinfo -d st1eth0 | awk '$1 == "fw_ver:" { print $2 }')
+    [[ $version == *.*.* && $version != 0.0.0 ]] || { echo "fw_ver is '$version'"; return 1; }
+    [ "$(in1 cat /sys/class/infiniband/st1eth0/fw_ver)" = "$version" ] || { echo "fw_ver is $version, but not in sysfs"; return 1; }
+    in1 rdma dev show st1eth0 | grep -q " fw $version " || { echo "fw_ver is $version, but $(in1 rdma dev show st1eth0)"; return 1; }
+    for kind in $(links st1); do in1 rdma link delete "$kind"; done
+    again=$(node_guids)
+    [ "$again" = "$guids" ] || { echo "made again, they have other GUIDs: $again"; return 1; }
+    down
+}
+
 case19_autoload() {
     busywait 10 unload
     ! grep -q "^$KIND " /proc/modules || { echo "$KIND does not unload"; return 1; }
@@ -332,7 +365,7 @@ case22_shared_mode() {
 
 cases=(case01_netdev_unregistered_under_traffic case02_link_show_against_delete
     case03_port_open_until_the_last_link case03_failed_newlink_leaves_nothing case04_unloads_after_a_crash
-    case11_full_qdisc case18_no_ipv6 case19_kinds_of_netdev case19_autoload
+    case11_full_qdisc case18_no_ipv6 case19_kinds_of_netdev case19_node_guids case19_autoload
     case22_a_device_for_each_namespace case22_namespace_deleted_with_its_device
     case22_moved_between_namespaces case22_shared_mode)
 [ $# = 0 ] || cases=("$@")

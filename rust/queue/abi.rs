@@ -26,7 +26,7 @@ pub const GUID_MASK: u64 = bindings::METAROCE_GUID_MASK as u64;
 // Layout: what user space relies on.
 const _: () = {
     // bindgen gives it a signed type of its own.
-    assert!(GUID_MASK == 0xffff_ffff_ff00_0000);
+    assert!(GUID_MASK == 0xffff_ff00_0000_0000);
     assert!(size_of::<bindings::metaroce_ring>() == 256);
     assert!(offset_of!(bindings::metaroce_ring, producer) == 64);
     assert!(offset_of!(bindings::metaroce_ring, consumer) == 128);

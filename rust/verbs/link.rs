@@ -49,6 +49,17 @@ pub fn start(params: Params) -> Result<Pin<KBox<LinkType<Driver>>>> {
     KBox::pin_init(LinkType::new(), GFP_KERNEL)
 }
 
+/// Node GUID of the device over the netdev with this MAC address (48 bits) and index: the
+/// same whenever it is made again.
+///
+/// A VLAN, bond or bridge has the address of what is below it, so the index counts as well.
+/// The factor is odd: of two equal addresses the GUIDs differ wherever the lower halves of
+/// the indexes do. Other pairs are spread over all 40 bits behind the mark.
+fn node_guid(mac: u64, index: u32) -> u64 {
+    let netdev = (mac ^ (u64::from(index) << 48)).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    GUID_MARK | ((netdev >> 24) & !GUID_MASK)
+}
+
 impl Link for Driver {
     const TYPE: &'static CStr = c"metaroce";
 
@@ -65,7 +76,7 @@ impl Link for Driver {
             pr_err!("{}: has a metaroce device already\n", netdev.name());
             return Err(EEXIST);
         }
-        let guid = GUID_MARK | (netdev.mac() & !GUID_MASK);
+        let guid = node_guid(netdev.mac(), netdev.index());
         ib::add_link::<Driver>(netdev, name, guid, |back| {
             DeviceInner::open(back, netdev, guid, params)
         })

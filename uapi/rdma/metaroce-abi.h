@@ -61,10 +61,11 @@
 
 /*
  * The mark in a node GUID (host order, under the mask), by which udev finds the
- * devices of this driver: a locally administered prefix.
+ * devices of this driver: a locally administered prefix, where others have their
+ * company's.
  */
-#define METAROCE_GUID_MARK 0x024d5243ff000000ULL
-#define METAROCE_GUID_MASK 0xffffffffff000000ULL
+#define METAROCE_GUID_MARK 0x024d520000000000ULL
+#define METAROCE_GUID_MASK 0xffffff0000000000ULL
 
 /* "MRNG" */
 #define METAROCE_RING_MAGIC 0x4d524e47

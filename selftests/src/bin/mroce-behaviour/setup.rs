@@ -309,7 +309,7 @@ pub fn attributes(run: &Run, ep: &Endpoint) -> Outcome {
         let guid = u64::from_be(d.node_guid);
         must(
             &format!("node GUID {guid:#018x} lacks the mark"),
-            guid & 0xffff_ffff_ff00_0000 == 0x024d_5243_ff00_0000,
+            guid >> 40 == 0x02_4d52,
         );
         let cq = ep.cq(4).map_err(s)?;
         let qp = ep
