@@ -841,10 +841,7 @@ impl<T: Operations> VTable<T> {
         0
     }
 
-    unsafe extern "C" fn fw_str(
-        raw: *mut bindings::ib_device,
-        text: *mut ::kernel::ffi::c_char,
-    ) {
+    unsafe extern "C" fn fw_str(raw: *mut bindings::ib_device, text: *mut ::kernel::ffi::c_char) {
         // SAFETY: see the comment on the `impl`; the core passes a buffer of this size.
         let (version, text) = unsafe {
             (

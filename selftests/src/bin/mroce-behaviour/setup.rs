@@ -307,10 +307,7 @@ pub fn attributes(run: &Run, ep: &Endpoint) -> Outcome {
     if run.kind == "metaroce" {
         // The mark by which udev knows the devices of this driver.
         let guid = u64::from_be(d.node_guid);
-        must(
-            &format!("node GUID {guid:#018x} lacks the mark"),
-            guid >> 40 == 0x02_4d52,
-        );
+        must(&format!("node GUID {guid:#018x} lacks the mark"), guid >> 40 == 0x02_4d52);
         let cq = ep.cq(4).map_err(s)?;
         let qp = ep
             .qp(&QpInit::rc(&cq, &cq, 4, 1, 236))
