@@ -388,7 +388,7 @@ fn reset_goes_on_where_the_kernel_stands() {
 
     let ring = ring_at(METAROCE_RING_RQ, 4, RECV_WQE + 4 * SGE, 0);
     let mut kernel = Taker::new(&ring);
-    let mut queue = RecvQueue::new(ring, 4);
+    let mut queue = RecvQueue::new(ring, 4, false, polled());
     queue.push(1, &[]).unwrap();
     queue.publish();
     kernel.retire();
@@ -404,7 +404,8 @@ fn receive_queue() {
     for start in [0, u32::MAX - 1] {
         let ring = ring_at(METAROCE_RING_SRQ, 4, RECV_WQE + 3 * SGE, start);
         let mut kernel = Taker::new(&ring);
-        let mut queue = RecvQueue::new(ring, 3);
+        let polled = polled();
+        let mut queue = RecvQueue::new(ring, 3, false, polled);
         let list = [sge(1, 2, 3), sge(4, 5, 6), sge(7, 8, 9)];
         assert_eq!(queue.push(0, &[sge(0, 0, 0); 4]), Err(EINVAL));
         for id in 0..4u64 {
@@ -419,9 +420,45 @@ fn receive_queue() {
             assert_eq!(bytes, sge_bytes(&list[..id as usize % 4]));
             kernel.retire();
         }
+        assert_eq!(queue.push(5, &[]), Err(ENOMEM));
+        polled.fetch_add(1, Ordering::Release);
         queue.push(5, &[]).unwrap();
+        assert_eq!(queue.push(6, &[]), Err(ENOMEM));
         queue.publish();
         assert_eq!(kernel.take_recv().unwrap().0.wr_id, 5);
+    }
+}
+
+#[test]
+fn a_shared_receive_is_free_when_it_has_been_polled_or_lost() {
+    for start in [0, u32::MAX - 1] {
+        let ring = ring_at(METAROCE_RING_SRQ, 4, RECV_WQE + 3 * SGE, start);
+        let other = ring.other_side();
+        let mut kernel = Taker::new(&ring);
+        let polled = polled();
+        let mut queue = RecvQueue::new(ring, 3, true, polled);
+        for id in 0..4 {
+            queue.push(id, &[]).unwrap();
+        }
+        queue.publish();
+        for _ in 0..4 {
+            kernel.take_recv().unwrap();
+            kernel.retire();
+        }
+        assert_eq!(queue.push(9, &[]), Err(ENOMEM));
+        other.arm().store(2, Ordering::Release);
+        queue.push(4, &[]).unwrap();
+        queue.push(5, &[]).unwrap();
+        assert_eq!(queue.push(9, &[]), Err(ENOMEM));
+        polled.fetch_add(1, Ordering::Release);
+        queue.push(6, &[]).unwrap();
+        assert_eq!(queue.push(9, &[]), Err(ENOMEM));
+        queue.publish();
+        assert_eq!(kernel.take_recv().unwrap().0.wr_id, 4);
+        // Nobody can have polled what the kernel has not taken: slots 5 and 6 stay.
+        polled.fetch_add(3, Ordering::Release);
+        queue.push(7, &[]).unwrap();
+        assert_eq!(queue.push(9, &[]), Err(ENOMEM));
     }
 }
 
@@ -467,9 +504,14 @@ fn purge_takes_one_queue_pair_and_keeps_the_order() {
                 for _ in 0..polled {
                     queue.next().unwrap();
                 }
-                queue.purge(101);
+                let mut removed = Vec::new();
+                queue.purge(101, |cqe| removed.push(cqe.wr_id));
+                removed.reverse();
                 let kept: Vec<u64> =
                     (polled..8).filter(|bit| (pattern >> bit) & 1 == 0).map(u64::from).collect();
+                let gone: Vec<u64> =
+                    (polled..8).filter(|bit| (pattern >> bit) & 1 == 1).map(u64::from).collect();
+                assert_eq!(removed, gone);
                 // What was removed makes room at once.
                 let mut room = 0;
                 while kernel.give(cqe(1000 + room, 1)) {
@@ -489,7 +531,7 @@ fn purge_of_a_ring_that_makes_no_sense_ends() {
     let other = ring.other_side();
     let mut queue = CompletionQueue::new(ring);
     other.producer().store(1 << 30, Ordering::Relaxed);
-    queue.purge(0);
+    queue.purge(0, |_| ());
     assert_eq!(other.consumer().load(Ordering::Relaxed), 0);
 }
 
@@ -730,7 +772,7 @@ fn purges_under_a_producing_kernel() {
                 let guard = writing.lock();
                 let qpn = dead.fetch_add(1, Ordering::Relaxed);
                 drop(guard);
-                queue.purge(qpn);
+                queue.purge(qpn, |_| ());
             }
             if done {
                 break;

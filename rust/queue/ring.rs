@@ -227,6 +227,12 @@ impl WorkRing {
         self.0.read(index, word, to);
     }
 
+    /// Tells the program how many receives of an SRQ, all in all, have gone without a
+    /// completion.
+    pub fn publish_lost(&self, count: u32) {
+        self.0.arm().store(count, Ordering::Release);
+    }
+
     /// Asks the program to ring the doorbell for receives (or no longer to). Whoever sets
     /// it looks at the ring afterwards: the program has posted before it looks here.
     pub fn want_doorbell(&self, wanted: bool) {

@@ -98,7 +98,7 @@ pub struct QpInner {
     recv_cq: Arc<CqInner>,
     cap: QpCap,
     signal_all: bool,
-    /// What the program named it, for the completions of its send queue.
+    /// What the program named it, for its completions.
     cookie: u64,
     /// A [`QpState`].
     state: AtomicU32,
@@ -614,20 +614,12 @@ impl QpInner {
         let cqe = Cqe {
             qpn: self.qpn,
             src_qpn: self.remote_qpn.load(Ordering::Relaxed),
+            cookie: self.cookie,
             ..cqe
         };
         if !cq.push(cqe, solicited, notify) && self.state() != QpState::Err {
             self.raise(event::FATAL | event::FAIL, notify);
         }
-    }
-
-    /// Writes a completion of the send queue.
-    fn put_sent(self: &Arc<Self>, cqe: Cqe, notify: &mut Notify) {
-        let cqe = Cqe {
-            cookie: self.cookie,
-            ..cqe
-        };
-        self.put(&self.send_cq, cqe, false, notify);
     }
 
     /// Remembers events for the program.
@@ -854,7 +846,7 @@ impl QpInner {
             return;
         }
         if let Some(cqe) = sq.retire(wr, status) {
-            self.put_sent(cqe, notify);
+            self.put(&self.send_cq, cqe, false, notify);
         }
     }
 
@@ -995,7 +987,7 @@ impl BhWork for QpInner {
         if !this.must_wait() {
             let mut sq = this.sq.lock();
             while let Some(cqe) = sq.flush_deferred() {
-                this.put_sent(cqe, &mut notify);
+                this.put(&this.send_cq, cqe, false, &mut notify);
             }
         }
         this.flush_receives(&mut notify);

@@ -208,6 +208,9 @@ impl RecvQueue {
 
     /// Forgets everything that was posted; messages count from 0 again.
     pub(super) fn reset(&mut self) {
+        if let Source::Shared(srq) = &self.source {
+            srq.lose(self.bound.wrapping_sub(self.done));
+        }
         self.bound = 0;
         self.done = 0;
         self.flushed = false;

@@ -2,8 +2,9 @@
 
 //! Shared receive queues.
 //!
-//! A receive is taken out of the mapped ring when a QP binds it to a message; it is copied
-//! into that QP's own table, and its slot is free again.
+//! A receive is taken out of the mapped ring when a QP binds it to a message, and copied into
+//! that QP's own table. The program counts its slot as free once it has polled the completion,
+//! or hears that there will be none.
 
 #![forbid(unsafe_code)]
 
@@ -49,6 +50,8 @@ struct State {
     ring: WorkRing,
     /// Receives taken so far.
     taken: u32,
+    /// Those of them that will have no completion.
+    lost: u32,
     /// The event comes when fewer are left; 0 is off.
     limit: u32,
 }
@@ -81,6 +84,7 @@ impl Srq {
         let state = State {
             ring,
             taken: 0,
+            lost: 0,
             limit: attr.limit,
         };
         let inner = Arc::pin_init(
@@ -164,6 +168,13 @@ impl SrqInner {
     pub(super) fn posted(&self) -> u32 {
         let state = self.state.lock();
         state.ring.filled(state.taken)
+    }
+
+    /// `count` receives that a QP has taken will have no completion. Softirqs are off.
+    pub(super) fn lose(&self, count: u32) {
+        let mut state = self.state.lock();
+        state.lost = state.lost.wrapping_add(count);
+        state.ring.publish_lost(state.lost);
     }
 
     /// Raises the limit event, once, when too few receives are left.

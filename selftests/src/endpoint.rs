@@ -8,8 +8,12 @@ use crate::oob::Oob;
 use crate::sys::Memory;
 use crate::verbs::{self, Connect, Context, Cq, DeviceAttr, Mr, Pd, PortAttr, Qp, QpInit};
 use std::io;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
+
+/// How many connections have been planned.
+static LIFE: AtomicU32 = AtomicU32::new(0);
 
 /// Full access, as most tests register memory.
 pub const ALL_ACCESS: u32 = verbs::IBV_ACCESS_LOCAL_WRITE
@@ -250,7 +254,9 @@ impl Endpoint {
         let (high, low) = self.gid.split_at(8);
         let word = |half: &[u8]| u64::from_be_bytes(half.try_into().unwrap_or([0; 8]));
         let mut words = vec![word(high), word(low), u64::from(rd), u64::from(mtu)];
-        let psn = |qp: &Qp| (qp.number.wrapping_mul(0x9e_3779) ^ 0x5a_5a5a) & 0xff_ffff;
+        // Others each time: packets of an earlier life of the same QPs may still be on the way.
+        let life = LIFE.fetch_add(1, Ordering::Relaxed);
+        let psn = |qp: &Qp| (qp.number ^ life << 8).wrapping_mul(0x9e_3779) & 0xff_ffff;
         for qp in qps {
             words.push(u64::from(qp.number));
             words.push(u64::from(psn(qp)));

@@ -19,9 +19,11 @@
  *   SRQ     user: posted    kernel: WQEs taken
  *   CQ      kernel: CQEs    user: CQEs polled
  *
- * The slot of a signaled send WQE belongs to its completion until that is
- * polled, although the kernel's consumer is beyond it: the depth of a send
- * queue bounds what it can have in its CQ.
+ * A slot is free when the kernel's consumer is beyond it and, for receives and
+ * signaled sends, its completion has been polled: the depth of a queue bounds what
+ * it can have in its CQ. The user counts what it has polled. Receives of an SRQ that
+ * a QP had taken and not completed when it went to RESET or was destroyed have no
+ * completion: the kernel counts them in metaroce_ring.arm of the SRQ.
  *
  * Send doorbell: the POST_SEND command of the uverbs write interface with
  * wr_count 0 and wqe_size sizeof(struct ib_uverbs_send_wr). One doorbell may
@@ -51,7 +53,7 @@
 #include <linux/types.h>
 
 /* Range of ABI versions that a side speaks; see struct metaroce_alloc_ucontext_req. */
-#define METAROCE_ABI_VERSION 1
+#define METAROCE_ABI_VERSION 2
 
 /*
  * RDMA driver id reported by the device. Outside enum rdma_driver_id (a value
@@ -95,7 +97,7 @@ struct metaroce_ring {
 	__u32 reserved1[15];
 	__u32 consumer;
 	__u32 reserved2[15];
-	__u32 arm;		/* CQ: enum metaroce_arm; RQ: not 0: receives need a doorbell */
+	__u32 arm;		/* CQ: enum metaroce_arm; RQ: not 0: receives need a doorbell; SRQ: lost receives */
 	__u32 reserved3[15];
 };
 
@@ -133,7 +135,7 @@ struct metaroce_resize_cq_resp {
 };
 
 struct metaroce_create_qp_req {
-	__aligned_u64 cookie;	/* comes back in the completions of the send queue; 0 is none */
+	__aligned_u64 cookie;	/* comes back in the completions; 0 is none */
 };
 
 struct metaroce_create_qp_resp {
@@ -213,7 +215,7 @@ struct metaroce_cqe {
 	__aligned_u64 timestamp;	/* ns, CLOCK_MONOTONIC, when the CQE was written */
 	__u32 pkey_index;
 	__u32 wqe_index;	/* send queue: index in the ring of the WQE */
-	__aligned_u64 cookie;	/* send queue: metaroce_create_qp_req.cookie; else 0 */
+	__aligned_u64 cookie;	/* metaroce_create_qp_req.cookie */
 };
 
 #endif /* METAROCE_ABI_USER_H */

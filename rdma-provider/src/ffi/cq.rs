@@ -69,8 +69,13 @@ impl Cq {
     }
 
     /// Removes the completions of queue pair `qpn`, of which the kernel writes no more.
-    pub(super) fn purge(&self, qpn: u32) {
-        self.queue.lock().purge(qpn);
+    ///
+    /// # Safety
+    ///
+    /// That queue pair is allocated.
+    pub(super) unsafe fn purge(&self, qpn: u32) {
+        // SAFETY: the caller's promise; the lock is held.
+        self.queue.lock().purge(qpn, |cqe| unsafe { qp::polled(cqe) });
     }
 }
 
@@ -78,11 +83,11 @@ impl Cq {
 ///
 /// # Safety
 ///
-/// As for [`Cq::of`], when it is not NULL.
+/// As for [`Cq::of`], when it is not NULL, and for [`Cq::purge`].
 pub(super) unsafe fn purge(cq: *mut sys::ibv_cq, qpn: u32) {
     if !cq.is_null() {
         // SAFETY: the caller's promise.
-        unsafe { Cq::of(cq) }.purge(qpn);
+        unsafe { Cq::of(cq).purge(qpn) };
     }
 }
 

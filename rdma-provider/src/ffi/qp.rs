@@ -34,6 +34,10 @@ pub(super) struct Qp {
     receive: Lock<Option<RecvQueue>>,
     /// Send WQEs whose completions have been polled, as an index of the ring; see [`polled`].
     polled: AtomicU32,
+    /// The same for the own receive queue.
+    received: AtomicU32,
+    /// `received`, or its like of the shared receive queue.
+    receives: *const AtomicU32,
     /// The next in the list of those being destroyed; guarded by the lock of that list.
     next_dying: *mut Qp,
 }
@@ -99,6 +103,8 @@ impl Qp {
             send: Lock::new(send),
             receive: Lock::new(receive),
             polled: AtomicU32::new(0),
+            received: AtomicU32::new(0),
+            receives: core::ptr::null(),
             next_dying: null_mut(),
         }
     }
@@ -138,17 +144,25 @@ unsafe fn purge(qp: *mut sys::ibv_qp) {
     }
 }
 
-/// A completion of a send queue has been polled: its slot, and those before it, are free.
+/// A completion has been polled. Of a send queue: its slot, and those before it, are free. Of a
+/// receive queue: one more is.
 ///
 /// # Safety
 ///
 /// The completion came from a CQ whose lock is held: a queue pair takes its completions out of it,
-/// under that lock, before it goes.
+/// under that lock, before it goes, and a shared receive queue outlives its queue pairs.
 pub(super) unsafe fn polled(cqe: &metaroce_cqe) {
     let qp = cqe.cookie as *const Qp;
-    if !qp.is_null() {
-        // SAFETY: the cookie is what this file gave the kernel, and the queue pair still exists.
-        unsafe { (*qp).polled.store(cqe.wqe_index.wrapping_add(1), Ordering::Release) };
+    if qp.is_null() {
+        return;
+    }
+    // SAFETY: the cookie is what this file gave the kernel, and the queue pair still exists.
+    unsafe {
+        if cqe.opcode & sys::IBV_WC_RECV == 0 {
+            (*qp).polled.store(cqe.wqe_index.wrapping_add(1), Ordering::Release);
+        } else if let Some(receives) = (*qp).receives.as_ref() {
+            receives.fetch_add(1, Ordering::Release);
+        }
     }
 }
 
@@ -171,22 +185,30 @@ unsafe fn start(
     };
     let payload = limits.max_sge.saturating_mul(SGE).max(limits.max_inline);
     let send = Ring::map(fd, &response.sq, METAROCE_RING_SQ, SEND_WQE.saturating_add(payload))?;
+    // SAFETY: `qp` is ours alone.
+    unsafe {
+        addr_of_mut!((*qp).polled).write(AtomicU32::new(0));
+        addr_of_mut!((*qp).received).write(AtomicU32::new(0));
+    }
+    // SAFETY: just written; the queues live in `qp` and go with it.
+    let (polled, received): (&'static AtomicU32, &'static AtomicU32) =
+        unsafe { (&*addr_of_mut!((*qp).polled), &*addr_of_mut!((*qp).received)) };
     let receive = match (response.rq.size, attr.srq.is_null()) {
         (0, false) => None,
         (_, false) | (0, true) => return Err(EPROTO),
         (_, true) => {
             let max_sge = attr.cap.max_recv_sge as usize;
             let stride = RECV_WQE.saturating_add(max_sge.saturating_mul(SGE));
-            Some(RecvQueue::new(Ring::map(fd, &response.rq, METAROCE_RING_RQ, stride)?, max_sge))
+            let ring = Ring::map(fd, &response.rq, METAROCE_RING_RQ, stride)?;
+            Some(RecvQueue::new(ring, max_sge, false, received))
         }
     };
     // What is advertised is what a request may carry.
     attr.cap.max_inline_data = response.max_inline;
-    // SAFETY: `qp` is ours alone.
+    // SAFETY: `qp` is ours alone; a shared queue, if there is one, is one of ours.
     unsafe {
-        addr_of_mut!((*qp).polled).write(AtomicU32::new(0));
-        // The queue lives in `qp` and goes with it.
-        let polled: &'static AtomicU32 = &*addr_of_mut!((*qp).polled);
+        let receives = if attr.srq.is_null() { received } else { srq::polled(attr.srq) };
+        addr_of_mut!((*qp).receives).write(receives);
         addr_of_mut!((*qp).send).write(Lock::new(SendQueue::new(send, limits, attr.sq_sig_all != 0, polled)));
         addr_of_mut!((*qp).receive).write(Lock::new(receive));
     }

@@ -4,6 +4,7 @@
 
 use core::ffi::c_int;
 use core::ptr::{addr_of_mut, drop_in_place, null_mut};
+use core::sync::atomic::AtomicU32;
 
 use super::{allocate, fail, free, sges, sys, zeroed, With};
 use crate::abi::{metaroce_create_srq_resp, METAROCE_RING_SRQ, RECV_WQE, SGE};
@@ -16,9 +17,21 @@ use crate::ring::{Lock, Ring};
 struct Srq {
     vsrq: sys::verbs_srq,
     queue: Lock<RecvQueue>,
+    /// Receives whose completions have been polled.
+    polled: AtomicU32,
 }
 
 const _: () = assert!(core::mem::offset_of!(Srq, vsrq) == 0);
+
+/// Where the polled completions of `srq` are counted.
+///
+/// # Safety
+///
+/// `srq` is one of ours.
+pub(super) unsafe fn polled(srq: *mut sys::ibv_srq) -> *const AtomicU32 {
+    // SAFETY: the caller's promise; ibv_srq is at the start of Srq.
+    unsafe { addr_of_mut!((*srq.cast::<Srq>()).polled) }
+}
 
 /// Posts the list `wr` to `queue`; `bad` gets the first that was not posted.
 ///
@@ -75,7 +88,11 @@ unsafe fn make(
         let stride = RECV_WQE.saturating_add(max_sge.saturating_mul(SGE));
         match Ring::map((*context).cmd_fd, &response.driver.ring, METAROCE_RING_SRQ, stride) {
             Ok(ring) => {
-                addr_of_mut!((*srq).queue).write(Lock::new(RecvQueue::new(ring, max_sge)));
+                addr_of_mut!((*srq).polled).write(AtomicU32::new(0));
+                // The queue lives in `srq` and goes with it.
+                let polled: &'static AtomicU32 = &*addr_of_mut!((*srq).polled);
+                let queue = RecvQueue::new(ring, max_sge, true, polled);
+                addr_of_mut!((*srq).queue).write(Lock::new(queue));
                 vsrq.cast()
             }
             Err(error) => {

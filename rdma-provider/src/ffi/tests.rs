@@ -27,6 +27,8 @@ const HANDLE: u32 = 23;
 struct Bench {
     /// What has been polled of the send queue.
     polled: &'static AtomicU32,
+    /// The same of the receive queue.
+    received: &'static AtomicU32,
     qp: Box<Qp>,
     cq: Box<Cq>,
     context: Box<sys::ibv_context>,
@@ -57,9 +59,10 @@ impl Bench {
         let rq = Ring::anonymous(METAROCE_RING_RQ, 4, RECV_WQE + 2 * SGE);
         let completions = Ring::anonymous(METAROCE_RING_CQ, 8, size_of::<metaroce_cqe>());
         let (sq_kernel, rq_kernel, cq_kernel) = (sq.other_side(), rq.other_side(), completions.other_side());
-        let polled = polled();
+        let (polled, received) = (polled(), polled());
         let send_queue = SendQueue::new(sq, LIMITS, false, polled);
-        let mut qp = Box::new(Qp::over(send_queue, Some(RecvQueue::new(rq, 2))));
+        let receive_queue = RecvQueue::new(rq, 2, false, received);
+        let mut qp = Box::new(Qp::over(send_queue, Some(receive_queue)));
         let cq = Box::new(Cq::over(CompletionQueue::new(completions), cq_kernel.arm_word()));
         // SAFETY: the queue pair is ours.
         unsafe {
@@ -74,6 +77,7 @@ impl Bench {
         }
         Bench {
             polled,
+            received,
             qp,
             cq,
             context,
@@ -406,6 +410,11 @@ fn post_recv_checks_and_rings_only_when_asked_to() {
     bench.set_state(sys::IBV_QPS_ERR);
     bench.rq.arm().store(1, Ordering::Relaxed);
     bench.rq.consumer().store(1, Ordering::Release);
+    // SAFETY: as above.
+    assert_eq!(unsafe { qp::post_recv(bench.qp(), &mut wr, &mut bad) }, ENOMEM);
+    // A post that fails may ring as well.
+    bench.rung();
+    bench.received.store(1, Ordering::Release);
     // SAFETY: as above.
     assert_eq!(unsafe { qp::post_recv(bench.qp(), &mut wr, &mut bad) }, 0);
     assert_eq!(bench.rung(), 1);

@@ -61,11 +61,12 @@ impl CompletionQueue {
         self.ring.consumer().store(self.consumer, Ordering::Release);
     }
 
-    /// Removes the completions of queue pair `qpn`, of which the kernel writes no more.
+    /// Removes the completions of queue pair `qpn`, of which the kernel writes no more, and shows
+    /// each to `removed`.
     ///
     /// What is kept moves towards the producer in the slots that this side owns, in its order, and
     /// the consumer follows.
-    pub(crate) fn purge(&mut self, qpn: u32) {
+    pub(crate) fn purge(&mut self, qpn: u32, mut removed: impl FnMut(&metaroce_cqe)) {
         let produced = self.ring.producer().load(Ordering::Acquire);
         if produced.wrapping_sub(self.consumer) > self.ring.entries() {
             return;
@@ -77,6 +78,7 @@ impl CompletionQueue {
             read = read.wrapping_sub(1);
             let Some(cqe) = self.ring.slot(read).get::<metaroce_cqe>() else { return };
             if cqe.qpn == qpn {
+                removed(&cqe);
                 continue;
             }
             write = write.wrapping_sub(1);

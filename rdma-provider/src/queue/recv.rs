@@ -4,7 +4,7 @@
 //! The receive queue, of a queue pair or shared. The kernel looks at it when a message arrives: it
 //! needs no doorbell, except in state ERR, where no message arrives and the kernel asks for one.
 
-use core::sync::atomic::{fence, Ordering};
+use core::sync::atomic::{fence, AtomicU32, Ordering};
 
 use crate::abi::{metaroce_recv_wqe, metaroce_sge, RECV_WQE};
 use crate::errno::{Errno, EINVAL, ENOMEM};
@@ -17,16 +17,23 @@ pub(crate) struct RecvQueue {
     published: u32,
     /// The next slot to write; `published` outside of a batch.
     tail: u32,
-    /// The consumer when last looked at.
-    taken: u32,
+    /// Slots below are free, when last looked at.
+    free: u32,
+    /// How many completions have been polled, from where the queue started; whoever polls a CQ
+    /// counts.
+    polled: &'static AtomicU32,
+    /// Several queue pairs take from it.
+    shared: bool,
     max_sge: usize,
 }
 
 impl RecvQueue {
-    /// The queue in `ring`, which has to have room for `max_sge` SGEs in each slot.
-    pub(crate) fn new(ring: Ring, max_sge: usize) -> Self {
+    /// The queue in `ring`, which has to have room for `max_sge` SGEs in each slot. `polled` is the
+    /// queue's alone.
+    pub(crate) fn new(ring: Ring, max_sge: usize, shared: bool, polled: &'static AtomicU32) -> Self {
         let start = ring.consumer().load(Ordering::Acquire);
-        RecvQueue { ring, published: start, tail: start, taken: start, max_sge }
+        polled.store(start, Ordering::Relaxed);
+        RecvQueue { ring, published: start, tail: start, free: start, polled, shared, max_sge }
     }
 
     /// Starts over after RESET, where the kernel stands.
@@ -34,16 +41,25 @@ impl RecvQueue {
         let start = self.ring.consumer().load(Ordering::Acquire);
         self.published = start;
         self.tail = start;
-        self.taken = start;
+        self.free = start;
+        self.polled.store(start, Ordering::Relaxed);
         self.ring.producer().store(start, Ordering::Release);
     }
 
+    /// A slot is free once the completion of its receive has been polled, or the kernel says that
+    /// there will be none: a program that posts until the queue is full cannot overflow a CQ that
+    /// is as deep. Completions of a shared queue come in another order than its receives were
+    /// taken in: they are counted, and the kernel has to be done with the slot itself, too.
     fn full(&mut self) -> bool {
-        if self.tail.wrapping_sub(self.taken) < self.ring.entries() {
+        let entries = self.ring.entries();
+        if self.tail.wrapping_sub(self.free) < entries {
             return false;
         }
-        self.taken = self.ring.consumer().load(Ordering::Acquire);
-        self.tail.wrapping_sub(self.taken) >= self.ring.entries()
+        let lost = if self.shared { self.ring.arm().load(Ordering::Acquire) } else { 0 };
+        let done = self.polled.load(Ordering::Acquire).wrapping_add(lost).wrapping_sub(self.free);
+        let taken = self.ring.consumer().load(Ordering::Acquire).wrapping_sub(self.free);
+        self.free = self.free.wrapping_add(done.min(taken).min(entries));
+        self.tail.wrapping_sub(self.free) >= entries
     }
 
     /// Adds a receive into `sges`. EINVAL: too many SGEs. ENOMEM: the queue is full.

@@ -600,7 +600,8 @@ pub fn sizes(_run: &Run, ep: &Endpoint) -> Outcome {
     Ok(())
 }
 
-/// Writes with immediate data, signaled and not, with several SGEs, inline and empty.
+/// Writes with immediate data, signaled and not, with several SGEs, empty, inline up to the
+/// advertised maximum; one byte more is refused.
 pub fn write_with_immediate(_run: &Run, ep: &Endpoint) -> Outcome {
     let m = memory(ep, ALL_ACCESS)?;
     let wish =
@@ -612,7 +613,7 @@ pub fn write_with_immediate(_run: &Run, ep: &Endpoint) -> Outcome {
     let single = Single::new(ep, &Tuning::default(), 16, 3, wish)?;
     let inline = single.qp.cap.max_inline_data as usize;
     let common = ep.oob().exchange(&[inline as u64]).map_err(s)?[0] as usize;
-    let inline = inline.min(common).min(236);
+    check!(inline == common, "the ends take {inline} and {common} bytes of inline data");
     // (bytes, signaled, inline)
     let steps = [
         (0, true, false),
@@ -679,6 +680,31 @@ pub fn write_with_immediate(_run: &Run, ep: &Endpoint) -> Outcome {
         ep.barrier("step").map_err(s)?;
     }
     no_more(&single, "after all steps")?;
+    if ep.leads {
+        let wr = SendWr {
+            flags: verbs::IBV_SEND_SIGNALED | verbs::IBV_SEND_INLINE,
+            ..request(
+                verbs::IBV_WR_RDMA_WRITE_WITH_IMM,
+                9,
+                &m.local,
+                inline + 1,
+                m.remote.addr,
+                m.remote.rkey,
+            )
+        };
+        match single.qp.post_send(&[wr]) {
+            Ok(()) => fail!("{} bytes of inline data were taken, the maximum is {inline}", inline + 1),
+            Err(e) => {
+                let code = e.error.raw_os_error().unwrap_or(0);
+                check!(
+                    code == errno::EINVAL || code == errno::ENOMEM,
+                    "inline data above the maximum: {}",
+                    errno_name(code)
+                );
+            }
+        }
+    }
+    ep.barrier("refused").map_err(s)?;
     Ok(())
 }
 

@@ -6,6 +6,7 @@
 
 mod completions;
 mod life;
+mod receives;
 mod setup;
 mod states;
 
@@ -76,6 +77,7 @@ const CASES: &[Case] = &[
     ("case20_either_order_of_start", states::either_order),
     ("case21_unsupported", setup::unsupported),
     ("case21_optional_access_flags", setup::optional_access),
+    ("receive_slots", receives::slots),
     ("cq_overflow", completions::cq_overflow),
     ("retries_exhausted", completions::retries_exhausted),
     // The device goes away in these.
