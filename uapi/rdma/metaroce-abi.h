@@ -97,7 +97,8 @@ struct metaroce_ring {
 	__u32 reserved1[15];
 	__u32 consumer;
 	__u32 reserved2[15];
-	__u32 arm;		/* CQ: enum metaroce_arm; RQ: not 0: receives need a doorbell; SRQ: lost receives */
+	/* CQ: enum metaroce_arm; RQ: not 0: receives need a doorbell; SRQ: lost receives */
+	__u32 arm;
 	__u32 reserved3[15];
 };
 
