@@ -984,7 +984,55 @@ impl Conn {
     }
 }
 
+/// What is shown of a connection.
+#[derive(Clone, Copy, Default)]
+pub struct Summary {
+    /// Id that the peer writes into its packets.
+    pub cid: u64,
+    /// The peer's GID.
+    pub peer: [u8; 16],
+    /// Paths; 0 while it is not up.
+    pub paths: u64,
+    /// Paths that take packets. The following three are theirs.
+    pub paths_good: u64,
+    /// Mean of the smoothed round-trip times, ns; 0 is unknown.
+    pub srtt: u64,
+    /// Windows, bytes.
+    pub window: u64,
+    /// In flight, bytes.
+    pub inflight: u64,
+    /// Transmissions of packets that had been sent before.
+    pub retransmits: u64,
+}
+
 impl Attachment {
+    /// What is shown of the connection. Process context.
+    pub fn summary(&self) -> Summary {
+        let mut sum = Summary {
+            cid: self.conn.cid,
+            peer: self.conn.key.remote,
+            ..Summary::default()
+        };
+        let mut measured = 0;
+        let _bh = bh::disable();
+        let state = self.conn.state.lock();
+        sum.retransmits = state.core.counters().retransmits;
+        for path in state.core.paths() {
+            sum.paths += 1;
+            if path.health == connection::Health::Good {
+                sum.paths_good += 1;
+                sum.window += u64::from(path.window);
+                sum.inflight += u64::from(path.inflight);
+                if path.srtt != 0 {
+                    sum.srtt = sum.srtt.saturating_add(path.srtt);
+                    measured += 1;
+                }
+            }
+        }
+        sum.srtt = sum.srtt.checked_div(measured).unwrap_or(0);
+        sum
+    }
+
     /// Takes new WQEs out of the send ring and starts them. Any context.
     pub fn doorbell(&self, qp: &QpInner) {
         let _bh = bh::disable();

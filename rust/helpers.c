@@ -454,6 +454,21 @@ bool metaroce_ib_device_try_get(struct ib_device *dev)
 	return ib_device_try_get(dev);
 }
 
+struct nlattr *metaroce_nest_driver_start(struct sk_buff *msg)
+{
+	return nla_nest_start(msg, RDMA_NLDEV_ATTR_DRIVER);
+}
+
+void metaroce_nla_nest_end(struct sk_buff *msg, struct nlattr *nest)
+{
+	nla_nest_end(msg, nest);
+}
+
+void metaroce_nla_nest_cancel(struct sk_buff *msg, struct nlattr *nest)
+{
+	nla_nest_cancel(msg, nest);
+}
+
 unsigned int metaroce_online_cpus(void)
 {
 	return num_online_cpus();

@@ -291,6 +291,41 @@ case19_node_guids() {
     down
 }
 
+# `rdma -dd resource show` tells of each object what the driver knows, also while objects come
+# and go.
+case19_resource_details() {
+    [ "$KIND" = metaroce ] || { echo "details of the metaroce module"; return 4; }
+    up
+    both_devices
+    local pid stop=/tmp/st.stop kind text
+    details() { for kind in qp cq srq mr; do in2 rdma -dd resource show $kind | tr -s ' \t\n' ' '; done; }
+    connected() { details | grep -q 'drv_peer .* drv_srtt_us [1-9]'; }
+    ip netns exec st1 ibv_srq_pingpong -d "$(device 1)" -g "$(gid 1)" -n 10000000 >/dev/null 2>&1 &
+    pid=$!
+    busywait 5 listens
+    ip netns exec st2 ibv_srq_pingpong -d "$(device 2)" -g "$(gid 2)" -n 10000000 10.99.0.1 >/dev/null 2>&1 &
+    pid="$pid $!"
+    busywait 10 connected || { echo "no connection is shown: $(details)"; return 1; }
+    text=$(details)
+    # shellcheck disable=SC2086
+    { kill $pid; wait $pid || :; } 2>/dev/null
+    for kind in 'drv_sends [0-9]+ drv_receives [0-9]+ drv_peer ::ffff:10\.99\.0\.1 drv_connection 0x[0-9a-f]+ drv_paths 16 drv_paths_good [0-9]+' \
+        'drv_srtt_us [1-9][0-9]* drv_window [1-9][0-9]* drv_inflight [0-9]+ drv_retransmits [0-9]+' \
+        'drv_unpolled [0-9]+ drv_overflowed 0' 'drv_posted [1-9][0-9]* drv_limit 0' 'drv_iova 0x[0-9a-f]+ drv_access 0x[1-9a-f]'; do
+        echo "$text" | grep -Eq "$kind" || { echo "not shown: $kind"; echo "$text"; return 1; }
+    done
+    rm -f $stop
+    (while [ ! -e $stop ]; do details; done >/dev/null 2>&1) &
+    pid=$!
+    local status=0
+    traffic 2 --suites many_qps,srq_limit,rereg,cq_resize || status=$?
+    touch $stop
+    wait $pid
+    [ $status = 0 ] || return 1
+    down
+}
+listens() { in1 ss -Htln 'sport = :18515' | grep -q .; }
+
 case19_autoload() {
     busywait 10 unload
     ! grep -q "^$KIND " /proc/modules || { echo "$KIND does not unload"; return 1; }

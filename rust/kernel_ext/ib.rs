@@ -10,7 +10,7 @@
 //!
 //! C header: `include/rdma/ib_verbs.h`.
 
-use super::{ib_attr::*, net::NetDev};
+use super::{ib_attr::*, net::NetDev, restrack::Details};
 use crate::{bindings, queue::Memory};
 use ::core::{
     fmt::Write,
@@ -123,6 +123,15 @@ pub trait Operations: Send + Sync + Sized + 'static {
     fn destroy_qp(&self, qp: &Self::Qp);
     /// The send doorbell.
     fn doorbell(&self, qp: &Self::Qp) -> Result;
+
+    /// Adds to what the core shows of a QP.
+    fn show_qp(&self, qp: &Self::Qp, out: &mut Details<'_>) -> Result;
+    /// Adds to what the core shows of a CQ.
+    fn show_cq(&self, cq: &Self::Cq, out: &mut Details<'_>) -> Result;
+    /// Adds to what the core shows of an SRQ.
+    fn show_srq(&self, srq: &Self::Srq, out: &mut Details<'_>) -> Result;
+    /// Adds to what the core shows of a region.
+    fn show_mr(&self, mr: &Self::Mr, out: &mut Details<'_>) -> Result;
 
     /// Names of the port's counters, the same for the device's life.
     fn counters(&self) -> &'static [StatDesc];
@@ -810,6 +819,11 @@ impl<T: Operations> VTable<T> {
         ops.destroy_qp = Some(Self::destroy_qp);
         ops.post_send = Some(Self::post_send);
 
+        ops.fill_res_qp_entry = Some(Self::show_qp);
+        ops.fill_res_cq_entry = Some(Self::show_cq);
+        ops.fill_res_srq_entry = Some(Self::show_srq);
+        ops.fill_res_mr_entry = Some(Self::show_mr);
+
         ops.alloc_hw_port_stats = Some(Self::alloc_stats);
         ops.get_hw_stats = Some(Self::get_stats);
 
@@ -1356,6 +1370,45 @@ impl<T: Operations> VTable<T> {
             }
             let device = Self::device((*raw).device);
             errno(device.doorbell(&QpShell::<T>::value(raw).0))
+        }
+    }
+
+    unsafe extern "C" fn show_qp(msg: *mut bindings::sk_buff, raw: *mut bindings::ib_qp) -> c_int {
+        // SAFETY: see the comment on the `impl`; the core is writing the object into `msg`.
+        unsafe {
+            Details::fill(msg, |out| {
+                Self::device((*raw).device).show_qp(&QpShell::<T>::value(raw).0, out)
+            })
+        }
+    }
+
+    unsafe extern "C" fn show_cq(msg: *mut bindings::sk_buff, raw: *mut bindings::ib_cq) -> c_int {
+        // SAFETY: see the comment on the `impl`; the core is writing the object into `msg`.
+        unsafe {
+            Details::fill(msg, |out| {
+                Self::device((*raw).device).show_cq(&CqShell::<T>::value(raw).0, out)
+            })
+        }
+    }
+
+    unsafe extern "C" fn show_srq(
+        msg: *mut bindings::sk_buff,
+        raw: *mut bindings::ib_srq,
+    ) -> c_int {
+        // SAFETY: see the comment on the `impl`; the core is writing the object into `msg`.
+        unsafe {
+            Details::fill(msg, |out| {
+                Self::device((*raw).device).show_srq(&SrqShell::<T>::value(raw).0, out)
+            })
+        }
+    }
+
+    unsafe extern "C" fn show_mr(msg: *mut bindings::sk_buff, raw: *mut bindings::ib_mr) -> c_int {
+        // SAFETY: see the comment on the `impl`; the core is writing the object into `msg`.
+        unsafe {
+            Details::fill(msg, |out| {
+                Self::device((*raw).device).show_mr(MrShell::<T>::value(raw), out)
+            })
         }
     }
 

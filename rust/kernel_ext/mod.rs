@@ -10,6 +10,7 @@ pub mod ib_attr;
 pub mod ids;
 pub mod net;
 pub mod rcu;
+pub mod restrack;
 pub mod skb;
 pub mod timer;
 pub mod udp;

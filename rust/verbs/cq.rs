@@ -16,6 +16,7 @@ use crate::{
     kernel_ext::{
         bh::{self, BhWork},
         ib::{Back, Mapping, Udata},
+        restrack::Details,
     },
     net,
     queue::{CqRing, Cqe, CreateCqResp, Mmap, ResizeCqResp},
@@ -130,6 +131,18 @@ impl Cq {
         drop(old);
         *mapping = new;
         Ok(entries)
+    }
+
+    /// Adds to what `rdma resource show` tells: what waits to be polled, and whether it has
+    /// overflowed.
+    pub fn show(&self, out: &mut Details<'_>) -> Result {
+        let (unpolled, overflowed) = {
+            let _bh = bh::disable();
+            let state = self.inner.state.lock();
+            (state.ring.unpolled(), state.overflowed)
+        };
+        out.number(c"unpolled", u64::from(unpolled))?;
+        out.number(c"overflowed", u64::from(overflowed))
     }
 
     /// The part for softirq.

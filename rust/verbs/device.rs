@@ -15,6 +15,7 @@ use crate::{
         ib_attr::{DeviceAttr, MrAttr, MrRereg, PortAttr, QpAttr, QpCap, SrqAttr},
         ids::Ids,
         net::{NetDev, NetdevEvent},
+        restrack::Details,
     },
     mem,
     net::{random_u64, Client, Flow, Port, Skb},
@@ -327,6 +328,22 @@ impl Operations for Driver {
 
     fn doorbell(&self, qp: &Qp) -> Result {
         qp.doorbell()
+    }
+
+    fn show_qp(&self, qp: &Qp, out: &mut Details<'_>) -> Result {
+        qp.show(out)
+    }
+
+    fn show_cq(&self, cq: &Cq, out: &mut Details<'_>) -> Result {
+        cq.show(out)
+    }
+
+    fn show_srq(&self, srq: &Srq, out: &mut Details<'_>) -> Result {
+        srq.show(out)
+    }
+
+    fn show_mr(&self, mr: &Mr, out: &mut Details<'_>) -> Result {
+        mr.show(out)
     }
 
     fn counters(&self) -> &'static [StatDesc] {

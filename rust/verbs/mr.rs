@@ -9,6 +9,7 @@ use crate::{
     kernel_ext::{
         ib::RawDevice,
         ib_attr::{MrAttr, MrRereg},
+        restrack::Details,
     },
     mem::{access, Pinned, RegionInit, Registration},
 };
@@ -96,6 +97,13 @@ impl Mr {
             access: flags,
         })?;
         Ok(Self(registration))
+    }
+
+    /// Adds to what `rdma resource show` tells: where it begins, and its rights.
+    pub fn show(&self, out: &mut Details<'_>) -> Result {
+        let region = self.0.region();
+        out.text(c"iova", format_args!("{:#x}", region.iova()))?;
+        out.text(c"access", format_args!("{:#x}", region.access()))
     }
 
     /// The key, local and remote.

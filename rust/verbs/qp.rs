@@ -29,6 +29,7 @@ use crate::{
         bh::{self, BhWork},
         ib::{self, Back, Mapping, QpInit, Udata},
         ib_attr::{mask, QpAttr, QpCap, QpEvent, QpState},
+        restrack::Details,
     },
     mem::{access, Atomic, Bytes, Frags, Refused, Scatter, MAX_INLINE},
     net::{Flow, FlowInit, Skb},
@@ -38,7 +39,10 @@ use crate::{
     },
     queue::{Cqe, CreateQpReq, CreateQpResp, Mmap, WorkRing},
 };
-use ::core::sync::atomic::{AtomicU32, Ordering};
+use ::core::{
+    net::Ipv6Addr,
+    sync::atomic::{AtomicU32, Ordering},
+};
 use ::kernel::{
     new_mutex, new_spinlock,
     prelude::*,
@@ -294,6 +298,31 @@ impl Qp {
         attr.cur_state = state as u32;
         attr.sq_draining = state == QpState::Sqd && qp.drained.load(Ordering::Acquire) == 0;
         (attr, qp.cap, qp.signal_all)
+    }
+
+    /// Adds to what `rdma resource show` tells: its queues, and the connection it is in.
+    pub fn show(&self, out: &mut Details<'_>) -> Result {
+        let qp = &self.inner;
+        let (sends, receives) = {
+            let _bh = bh::disable();
+            let sends = qp.sq.lock().in_use();
+            let receives = qp.rq.lock().posted();
+            (sends, receives)
+        };
+        out.number(c"sends", u64::from(sends))?;
+        out.number(c"receives", u64::from(receives))?;
+        let Some(attachment) = qp.attachment() else {
+            return Ok(());
+        };
+        let conn = attachment.summary();
+        out.text(c"peer", format_args!("{}", Ipv6Addr::from(conn.peer)))?;
+        out.text(c"connection", format_args!("{:#x}", conn.cid))?;
+        out.number(c"paths", conn.paths)?;
+        out.number(c"paths_good", conn.paths_good)?;
+        out.number(c"srtt_us", conn.srtt / 1000)?;
+        out.number(c"window", conn.window)?;
+        out.number(c"inflight", conn.inflight)?;
+        out.number(c"retransmits", conn.retransmits)
     }
 
     /// Starts what is in the send ring. `EINVAL` in a state in which nothing may be sent.

@@ -105,6 +105,11 @@ impl SendQueue {
         self.entries
     }
 
+    /// WRs fetched and not completed.
+    pub(super) fn in_use(&self) -> u32 {
+        self.fetched.wrapping_sub(self.retired)
+    }
+
     fn slot(&self, wr: u32) -> usize {
         (wr & (self.entries - 1)) as usize
     }

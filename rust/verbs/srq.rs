@@ -15,6 +15,7 @@ use crate::{
         bh::{self, BhWork},
         ib::{Back, Mapping, Udata},
         ib_attr::SrqAttr,
+        restrack::Details,
     },
     mem::Sge,
     queue::{CreateSrqResp, WorkRing},
@@ -124,6 +125,17 @@ impl Srq {
         }
         self.inner.check_limit();
         Ok(())
+    }
+
+    /// Adds to what `rdma resource show` tells: its receives, and the limit if it is armed.
+    pub fn show(&self, out: &mut Details<'_>) -> Result {
+        let (posted, limit) = {
+            let _bh = bh::disable();
+            let state = self.inner.state.lock();
+            (state.ring.filled(state.taken), state.limit)
+        };
+        out.number(c"posted", u64::from(posted))?;
+        out.number(c"limit", u64::from(limit))
     }
 
     /// What it is.
