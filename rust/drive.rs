@@ -8,15 +8,24 @@
 //! | who | context | enters by |
 //! | --- | --- | --- |
 //! | received packets | softirq (`encap_rcv`) | [`receive`] |
-//! | end of a receive batch, more work than one round | softirq (bottom-half work) | [`BhWork::run`] |
+//! | the inbox, end of a receive batch, more work than one round | softirq (bottom-half work) | [`BhWork::run`] |
 //! | the connection's timer | softirq (hrtimer) | [`timer::Handler::expired`] |
 //! | doorbell, modify, destroy | process | [`connect`] and the methods of [`Attachment`] |
 //!
 //! # Lock order
 //!
 //! QP state mutex → `Table::connecting` (both process only) → table of connections →
-//! connection → RQ or SRQ → CQ. All but the mutexes are taken with softirqs off. Under the connection's lock nothing is
+//! connection → RQ or SRQ → CQ. An inbox's lock is taken alone. All but the mutexes are taken with softirqs off. Under the connection's lock nothing is
 //! allocated, freed, copied to or from user memory, sent, or told to a program.
+//!
+//! # Receiving
+//!
+//! Packets with much payload go to the inbox of their connection, and its work item reads
+//! them in batches: CRCs and copies of many under no lock, the core's part of all under one.
+//! When no network card has chosen a CPU, but the one that sent the packet still has it
+//! (veth, loopback), the item runs on another CPU, so that both ends of a connection inside
+//! of one machine work at the same time. Small packets are read where they arrive, unless
+//! the inbox has packets that came before (a path's packets stay in order).
 //!
 //! # Sending
 //!
@@ -41,7 +50,7 @@ use crate::{
         timer::{self, Timer},
     },
     mem::{Frags, Refused},
-    net::{self, Flow, Skb, XmitError},
+    net::{self, Flow, Skb, SkbQueue, XmitError},
     os,
     proto::{
         api::{
@@ -50,13 +59,14 @@ use crate::{
         },
         connection::{self, Connection},
         stream,
-        wire::{self, Body, Packet},
+        wire::{self, Body, Packet, Type},
     },
     verbs::{
         device::DeviceInner,
         qp::{CopyPlan, Notify, QpInner},
     },
 };
+use ::core::sync::atomic::{AtomicUsize, Ordering};
 use ::kernel::{
     new_mutex, new_spinlock,
     prelude::*,
@@ -74,6 +84,21 @@ const EVENTS: usize = 128;
 
 /// Rounds before a CPU gives way to the next softirq (bottom-half work takes over).
 const ROUNDS: usize = 32;
+
+/// Packets from this size on, in bytes, are read by the work item.
+const BULK: u32 = 1024;
+
+/// Packets that wait in an inbox at the most; further ones are dropped.
+const INBOX: usize = 1024;
+
+/// Packets read in one round.
+const READS: usize = 32;
+
+/// Rounds of them before the connection acknowledges and sends.
+const READ_ROUNDS: usize = 4;
+
+/// As often the work item looks for more before it gives way.
+const WORK_ROUNDS: usize = 4;
 
 /// Packets held for one connection at the most (rule 15 of PROTOCOL.md).
 const HELD: usize = 256;
@@ -211,10 +236,36 @@ pub struct Conn {
     flow: Flow,
     #[pin]
     state: SpinLock<State>,
+    /// Packets in the inbox and those that are just being read out of it.
+    waiting: AtomicUsize,
+    #[pin]
+    inbox: SpinLock<Inbox>,
     #[pin]
     timer: Timer<Self>,
     #[pin]
     work: bh::Item<Self>,
+}
+
+/// Packets that have arrived and are not read yet.
+struct Inbox {
+    queue: SkbQueue,
+    /// Somebody reads or is about to, and will look again.
+    reading: bool,
+    /// Room for the packets that are being read; the work item has it while it runs.
+    batch: Option<os::Box<os::Vec<Arrival>>>,
+}
+
+/// A packet that is being read, in a batch of others.
+struct Arrival {
+    /// `None` once it is held.
+    skb: Option<Skb>,
+    /// Where the payload begins.
+    skip: u32,
+    /// Its copy, and how that ended.
+    copy: Option<(Placement, CopyPlan)>,
+    done: Placed,
+    /// Not used.
+    dropped: Option<wire::Drop>,
 }
 
 /// What the connection's lock guards.
@@ -271,7 +322,6 @@ struct Slot {
 struct Job {
     placement: Placement,
     packet: HeldPacket,
-    qp: Arc<QpInner>,
     plan: CopyPlan,
     done: Placed,
 }
@@ -332,16 +382,25 @@ fn qp_of(qps: &[Option<Arc<QpInner>>], stream: StreamId) -> Option<&Arc<QpInner>
 /// A received packet. Softirq, softirqs off; `skb` starts at the transport header, and as
 /// much of it as a header can take is linear.
 pub fn receive(device: &Arc<DeviceInner>, skb: Skb) {
+    let (kind, conn) = match wire::peek(skb.linear()) {
+        Some((kind, cid)) => (Some(kind), device.table.by_id(cid)),
+        None => (None, None),
+    };
+    if let Some(conn) = &conn {
+        // Others tell what has arrived at the peer, or are answers: they may overtake.
+        let ordered = matches!(
+            kind,
+            Some(Type::Data | Type::Probe | Type::Query | Type::Close)
+        );
+        if ordered && (skb.len() >= BULK || conn.waiting.load(Ordering::Acquire) != 0) {
+            return conn.put(skb);
+        }
+    }
     let packet = match Packet::parse(skb.linear()) {
         Ok(packet) => packet,
         Err(why) => return device.count_drop(why),
     };
-    let conn = match packet.connection_id() {
-        Some(cid) => device.table.by_id(cid),
-        None => packet
-            .handshake_key()
-            .and_then(|key| device.table.by_key(&Key::from(key))),
-    };
+    let conn = conn.or_else(|| device.table.by_key(&Key::from(packet.handshake_key()?)));
     let has_crc = packet.always_checksum() || conn.as_ref().is_none_or(|c| c.flow.has_crc());
     if has_crc && !skb.check_crc(wire::CRC_OFFSET, packet.crc()) {
         return device.count_drop(wire::Drop::Crc);
@@ -349,89 +408,137 @@ pub fn receive(device: &Arc<DeviceInner>, skb: Skb) {
     let Some(conn) = conn else {
         return reply_without_state(device, &packet, &skb);
     };
-    let info = RxInfo {
-        ce: skb.ce(),
-        plane: 0,
-        payload_len: skb.len().saturating_sub(packet.header_len() as u32),
-    };
-    let skip = packet.header_len() as u32;
     // Somebody waits for this one: it does not wait for the end of the batch.
     let urgent = match packet.body() {
         Body::Data(path, _) => path.ack_request,
         Body::Ack(_) => true,
         _ => false,
     };
-
-    let mut state = conn.state.lock();
-    let State {
-        core, qps, held, ..
-    } = &mut *state;
-    let mut host = Answers {
-        qps,
-        held: held.packets.len(),
-    };
-    let placement = match core.receive(net::now(), &packet, &info, &mut host) {
-        Ok(Receive::Place(placement)) => placement,
-        Ok(Receive::Hold(placement)) => {
-            // A relaxed target has no order to keep: it is copied at once.
-            let relaxed = qp_of(qps, placement.token.stream)
-                .is_some_and(|qp| qp.target_is_relaxed(&placement));
-            if !relaxed {
-                let refused = held
-                    .packets
-                    .push(HeldPacket {
-                        token: placement.token,
-                        skip,
-                        skb,
-                    })
-                    .err();
-                drop(state);
-                // Cannot happen: `may_hold` has looked.
-                drop(refused);
-                return conn.wake(urgent);
-            }
-            placement
-        }
-        Ok(Receive::Done) => {
-            drop(state);
-            return conn.wake(urgent);
-        }
-        Err(why) => {
-            drop(state);
-            device.count_drop(why);
-            // A duplicate may say that an acknowledgement was lost.
-            return conn.wake(false);
-        }
-    };
-    let Some(qp) = qp_of(qps, placement.token.stream).cloned() else {
-        // The core has just found the stream, and its QP goes together with it.
-        core.placed(
-            net::now(),
-            placement.token,
-            Placed::Fault(Fault::Operation),
-            &mut host,
-        );
-        drop(state);
-        return conn.wake(false);
-    };
-    let plan = qp.plan(&placement);
-    drop(state);
-
-    let done = plan.copy(&skb, skip, &placement);
-
-    let mut state = conn.state.lock();
-    let State {
-        core, qps, held, ..
-    } = &mut *state;
-    let mut host = Answers {
-        qps,
-        held: held.packets.len(),
-    };
-    core.placed(net::now(), placement.token, done, &mut host);
-    drop(state);
-    drop(plan);
-    drop(qp);
+    let mut arrival = Arrival::new(skb);
+    {
+        let mut state = conn.state.lock();
+        arrival.accept(&mut state, net::now());
+    }
+    if arrival.copy() {
+        let mut state = conn.state.lock();
+        arrival.placed(&mut state, net::now());
+    }
+    if let Some(why) = arrival.dropped {
+        device.count_drop(why);
+    }
+    drop(arrival);
     conn.wake(urgent);
+}
+
+impl Arrival {
+    fn new(skb: Skb) -> Self {
+        Self {
+            skb: Some(skb),
+            skip: 0,
+            copy: None,
+            done: Placed::Ok,
+            dropped: None,
+        }
+    }
+
+    /// Sees to it that the packet is dropped when its CRC is wrong.
+    fn check_crc(&mut self) {
+        let right = self.skb.as_ref().is_some_and(|skb| {
+            wire::crc_of(skb.linear()).is_some_and(|crc| skb.check_crc(wire::CRC_OFFSET, crc))
+        });
+        if !right {
+            self.dropped = Some(wire::Drop::Crc);
+        }
+    }
+
+    /// Gives the packet, whose CRC is right, to the core.
+    fn accept(&mut self, state: &mut State, now: Time) {
+        let Some(skb) = self.skb.take().filter(|_| self.dropped.is_none()) else {
+            return;
+        };
+        let State {
+            core, qps, held, ..
+        } = state;
+        let received = Packet::parse(skb.linear()).and_then(|packet| {
+            self.skip = packet.header_len() as u32;
+            let info = RxInfo {
+                ce: skb.ce(),
+                plane: 0,
+                payload_len: skb.len().saturating_sub(self.skip),
+            };
+            let mut host = Answers {
+                qps,
+                held: held.packets.len(),
+            };
+            core.receive(now, &packet, &info, &mut host)
+        });
+        let placement = match received {
+            Ok(Receive::Place(placement)) => placement,
+            Ok(Receive::Hold(placement)) => {
+                // A relaxed target has no order to keep: it is copied at once.
+                let relaxed = qp_of(qps, placement.token.stream)
+                    .is_some_and(|qp| qp.target_is_relaxed(&placement));
+                if !relaxed {
+                    let packet = HeldPacket {
+                        token: placement.token,
+                        skip: self.skip,
+                        skb,
+                    };
+                    // There is room: `may_hold` has looked.
+                    self.skb = held.packets.push(packet).err().map(|p| p.skb);
+                    return;
+                }
+                placement
+            }
+            Ok(Receive::Done) => {
+                self.skb = Some(skb);
+                return;
+            }
+            Err(why) => {
+                self.dropped = Some(why);
+                self.skb = Some(skb);
+                return;
+            }
+        };
+        self.skb = Some(skb);
+        match qp_of(qps, placement.token.stream) {
+            Some(qp) => self.copy = Some((placement, qp.plan())),
+            None => {
+                // The core has just found the stream, and its QP goes together with it.
+                let mut host = Answers {
+                    qps,
+                    held: held.packets.len(),
+                };
+                let fault = Placed::Fault(Fault::Operation);
+                core.placed(now, placement.token, fault, &mut host);
+            }
+        }
+    }
+
+    /// Copies the payload; no lock is held. False: there is nothing to copy.
+    fn copy(&mut self) -> bool {
+        match (&self.copy, &self.skb) {
+            (Some((placement, plan)), Some(skb)) => {
+                self.done = plan.copy(skb, self.skip, placement);
+                true
+            }
+            _ => false,
+        }
+    }
+
+    /// Tells the core that the payload has been copied.
+    fn placed(&self, state: &mut State, now: Time) {
+        let Some((placement, _)) = &self.copy else {
+            return;
+        };
+        let mut host = Answers {
+            qps: &state.qps,
+            held: state.held.packets.len(),
+        };
+        state
+            .core
+            .placed(now, placement.token, self.done, &mut host);
+    }
 }
 
 /// Answers what concerns no connection, without keeping anything.
@@ -473,6 +580,11 @@ impl Conn {
             armed: Time::MAX,
             stopped: false,
         };
+        let inbox = Inbox {
+            queue: SkbQueue::new(),
+            reading: false,
+            batch: Some(os::try_box(os::Vec::with_capacity(READS)?)?),
+        };
         Arc::pin_init(
             pin_init!(Self {
                 cid,
@@ -480,6 +592,8 @@ impl Conn {
                 device: device.clone(),
                 flow,
                 state <- new_spinlock!(state),
+                waiting: AtomicUsize::new(0),
+                inbox <- new_spinlock!(inbox),
                 timer <- Timer::new(),
                 work <- bh::Item::new(),
             }),
@@ -508,6 +622,93 @@ impl Conn {
         drop((held, qps));
         timer::cancel_sync(self);
         bh::cancel_sync(self);
+    }
+
+    /// Puts a packet into the inbox. Softirq.
+    fn put(self: &Arc<Self>, skb: Skb) {
+        let elsewhere = !skb.has_queue();
+        let (idle, refused) = {
+            let mut inbox = self.inbox.lock();
+            let idle = !core::mem::replace(&mut inbox.reading, true);
+            if inbox.queue.len() < INBOX {
+                self.waiting.fetch_add(1, Ordering::Release);
+                inbox.queue.push(skb);
+                (idle, None)
+            } else {
+                (idle, Some(skb))
+            }
+        };
+        if refused.is_some() {
+            self.device.counters.drop_backlog();
+        }
+        if !idle {
+            return;
+        }
+        if elsewhere {
+            bh::queue_elsewhere(self, (self.cid >> INDEX_BITS) as u32);
+        } else {
+            bh::queue(self);
+        }
+    }
+
+    /// Reads what is in the inbox. The work item only, which `has_read` ends.
+    fn read(&self) {
+        let Some(mut batch) = self.inbox.lock().batch.take() else {
+            return;
+        };
+        for _ in 0..READ_ROUNDS {
+            {
+                let mut inbox = self.inbox.lock();
+                while batch.len() < READS {
+                    let Some(skb) = inbox.queue.pop() else { break };
+                    // There is room.
+                    let _ = batch.push(Arrival::new(skb));
+                }
+            }
+            if batch.is_empty() {
+                break;
+            }
+            self.read_batch(&mut batch);
+            self.waiting.fetch_sub(batch.len(), Ordering::Release);
+            batch.clear();
+        }
+        self.inbox.lock().batch = Some(batch);
+    }
+
+    /// Ends the reading when nothing is left; otherwise somebody has to read again.
+    fn has_read(&self) -> bool {
+        let mut inbox = self.inbox.lock();
+        inbox.reading = !inbox.queue.is_empty();
+        !inbox.reading
+    }
+
+    fn read_batch(&self, batch: &mut [Arrival]) {
+        if self.flow.has_crc() {
+            for arrival in batch.iter_mut() {
+                arrival.check_crc();
+            }
+        }
+        {
+            let mut state = self.state.lock();
+            let now = net::now();
+            for arrival in batch.iter_mut() {
+                arrival.accept(&mut state, now);
+            }
+        }
+        let mut copies = false;
+        for arrival in batch.iter_mut() {
+            copies |= arrival.copy();
+            if let Some(why) = arrival.dropped {
+                self.device.count_drop(why);
+            }
+        }
+        if copies {
+            let mut state = self.state.lock();
+            let now = net::now();
+            for arrival in batch.iter() {
+                arrival.placed(&mut state, now);
+            }
+        }
     }
 
     /// Sees to it that what has arrived takes effect: now, or at the end of the batch of
@@ -688,12 +889,11 @@ impl Conn {
             Event::Local { stream, wr } => core.local_done(now, stream, wr, qp.local(wr)),
             Event::Release(placement) => {
                 if let Some(packet) = held.take(&placement.token) {
-                    let plan = qp.plan(&placement);
+                    let plan = qp.plan();
                     // `events` has made sure of the room.
                     let _ = batch.jobs.push(Job {
                         placement,
                         packet,
-                        qp: qp.clone(),
                         plan,
                         done: Placed::Ok,
                     });
@@ -799,16 +999,24 @@ impl BhWork for Conn {
         &self.work
     }
 
-    /// The end of a receive batch: acknowledges, completes, goes on sending.
+    /// The end of a receive batch: reads, acknowledges, completes, goes on sending.
     fn run(this: Arc<Self>) {
-        {
-            let mut state = this.state.lock();
-            if state.stopped {
+        for _ in 0..WORK_ROUNDS {
+            this.read();
+            {
+                let mut state = this.state.lock();
+                if state.stopped {
+                    return;
+                }
+                state.core.end_of_batch(net::now());
+            }
+            Conn::run(&this);
+            // What has come meanwhile is read at once: nobody has to be woken for it.
+            if this.has_read() {
                 return;
             }
-            state.core.end_of_batch(net::now());
         }
-        Conn::run(&this);
+        bh::queue(&this);
     }
 }
 

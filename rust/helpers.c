@@ -43,6 +43,26 @@ bool metaroce_queue_bh_work(struct work_struct *work)
 	return queue_work(system_bh_wq, work);
 }
 
+bool metaroce_queue_bh_work_on(int cpu, struct work_struct *work)
+{
+	return queue_work_on(cpu, system_bh_wq, work);
+}
+
+unsigned int metaroce_this_cpu(void)
+{
+	return raw_smp_processor_id();
+}
+
+unsigned int metaroce_cpu_ids(void)
+{
+	return nr_cpu_ids;
+}
+
+bool metaroce_cpu_online(unsigned int cpu)
+{
+	return cpu_online(cpu);
+}
+
 /* timers */
 bool metaroce_hrtimer_is_queued(struct hrtimer *timer)
 {
@@ -248,6 +268,31 @@ void metaroce_skb_set_frag_list(struct sk_buff *skb, struct sk_buff *list)
 void metaroce_skb_set_next(struct sk_buff *skb, struct sk_buff *next)
 {
 	skb->next = next;
+}
+
+struct sk_buff *metaroce_skb_next(const struct sk_buff *skb)
+{
+	return skb->next;
+}
+
+u32 metaroce_skb_iif(const struct sk_buff *skb)
+{
+	return skb->skb_iif;
+}
+
+void metaroce_skb_set_iif(struct sk_buff *skb, u32 ifindex)
+{
+	skb->skb_iif = ifindex;
+}
+
+/* Ids below that of the first NAPI instance are CPUs that sent the packet. */
+bool metaroce_skb_has_napi(const struct sk_buff *skb)
+{
+#ifdef CONFIG_NET_RX_BUSY_POLL
+	return napi_id_valid(skb->napi_id);
+#else
+	return true;
+#endif
 }
 
 void metaroce_udp_set_check(struct sk_buff *skb, __wsum sum)

@@ -54,6 +54,7 @@
 
 #include <net/addrconf.h>
 #include <net/arp.h>
+#include <net/busy_poll.h>
 #include <net/dsfield.h>
 #include <net/dst.h>
 #include <net/dst_cache.h>

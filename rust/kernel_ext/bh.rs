@@ -72,8 +72,36 @@ impl<T: BhWork> Item<T> {
     }
 }
 
-/// Queues `object`'s item, unless it is queued already. Any context.
+/// Queues `object`'s item on this CPU, unless it is queued already. Any context.
 pub fn queue<T: BhWork>(object: &Arc<T>) {
+    // SAFETY: `hand_over` passes an item that was initialised at creation.
+    hand_over(object, |work| unsafe {
+        bindings::metaroce_queue_bh_work(work)
+    });
+}
+
+/// Queues `object`'s item on another CPU than this one, which `hint` chooses, if there is
+/// another, unless it is queued already. Softirqs are off.
+pub fn queue_elsewhere<T: BhWork>(object: &Arc<T>, hint: u32) {
+    // SAFETY: plain reads.
+    let (this, ids) = unsafe { (bindings::metaroce_this_cpu(), bindings::metaroce_cpu_ids()) };
+    // The distance to it: 1 to `ids` - 1.
+    let step = 1 + hint.checked_rem(ids.saturating_sub(1)).unwrap_or(0);
+    let other = this.wrapping_add(step).checked_rem(ids).unwrap_or(this);
+    // A CPU that goes waits until this softirq has ended.
+    // SAFETY: `other` is below the number of CPU ids.
+    let cpu = if unsafe { bindings::metaroce_cpu_online(other) } {
+        other
+    } else {
+        this
+    };
+    // SAFETY: as in `queue`; the CPU is online.
+    hand_over(object, |work| unsafe {
+        bindings::metaroce_queue_bh_work_on(cpu as i32, work)
+    });
+}
+
+fn hand_over<T: BhWork>(object: &Arc<T>, queue: impl FnOnce(*mut bindings::work_struct) -> bool) {
     let item = object.item();
     // Queued and not begun: it will see everything that the caller has done before, under
     // the lock that the item takes or by the barrier with which it begins. Most calls end
@@ -85,10 +113,9 @@ pub fn queue<T: BhWork>(object: &Arc<T>) {
     let raw = Arc::into_raw(object.clone());
     item.owner
         .store(raw.cast_mut(), core::sync::atomic::Ordering::Relaxed);
-    // SAFETY: the item was initialised at creation, is pinned in the Arc, and the reference
-    // that `raw` stands for keeps it alive until it has run.
-    let queued = unsafe { bindings::metaroce_queue_bh_work(item.work.get()) };
-    if !queued {
+    // The item was initialised at creation, is pinned in the Arc, and the reference that
+    // `raw` stands for keeps it alive until it has run.
+    if !queue(item.work.get()) {
         // SAFETY: the reference made above was not handed over.
         drop(unsafe { Arc::from_raw(raw) });
     }

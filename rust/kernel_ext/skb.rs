@@ -40,7 +40,6 @@ pub const IPV6_LEN: u32 = 40;
 /// while they are read.
 pub struct Skb {
     skb: NonNull<bindings::sk_buff>,
-    interface: u32,
 }
 
 // SAFETY: A packet may be read and freed on every CPU.
@@ -56,7 +55,7 @@ impl Skb {
     /// The caller owns `skb`, whose network and transport headers are set and linear, and
     /// whose data begin behind the UDP header. It has no route, socket or destructor left.
     pub(super) unsafe fn from_raw(skb: NonNull<bindings::sk_buff>) -> Self {
-        Self { skb, interface: 0 }
+        Self { skb }
     }
 
     /// The C object, valid as long as `self`.
@@ -205,7 +204,15 @@ impl Skb {
 
     /// Index of the interface it came in by; 0 when it never left this machine.
     pub fn interface(&self) -> u32 {
-        self.interface
+        // SAFETY: `self` owns the packet.
+        unsafe { bindings::metaroce_skb_iif(self.as_ptr()) }
+    }
+
+    /// Whether a network card's own queue brought it. Otherwise a device of software did,
+    /// on the CPU that sent it.
+    pub fn has_queue(&self) -> bool {
+        // SAFETY: `self` owns the packet.
+        unsafe { bindings::metaroce_skb_has_napi(self.as_ptr()) }
     }
 
     /// The device it came in on, as IP sees it. Only in the handler that receives it.
@@ -214,7 +221,10 @@ impl Skb {
         let dev = unsafe { bindings::metaroce_skb_take_dev(self.as_ptr()) };
         // SAFETY: While a packet is received, its device is protected by RCU.
         let dev = unsafe { DevRef::new(dev, guard) };
-        self.interface = dev.map_or(0, |d| d.unless_loopback());
+        // SAFETY: `self` owns the packet.
+        unsafe {
+            bindings::metaroce_skb_set_iif(self.as_ptr(), dev.map_or(0, |d| d.unless_loopback()));
+        }
         dev
     }
 }
@@ -223,6 +233,81 @@ impl Drop for Skb {
     fn drop(&mut self) {
         // SAFETY: `self` owns the packet.
         unsafe { bindings::metaroce_consume_skb(self.as_ptr()) };
+    }
+}
+
+/// Packets in a row. They are linked with each other: nothing is allocated.
+pub struct SkbQueue {
+    head: *mut bindings::sk_buff,
+    tail: *mut bindings::sk_buff,
+    len: usize,
+}
+
+// SAFETY: As for `Skb`.
+unsafe impl Send for SkbQueue {}
+
+impl SkbQueue {
+    /// An empty row.
+    pub const fn new() -> Self {
+        Self {
+            head: ptr::null_mut(),
+            tail: ptr::null_mut(),
+            len: 0,
+        }
+    }
+
+    /// Packets in it.
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// Puts `skb` at the end.
+    pub fn push(&mut self, skb: Skb) {
+        let skb = ManuallyDrop::new(skb).as_ptr();
+        // SAFETY: The packet passes to the row, as did `tail`; the link of a packet that is
+        // in no list of the stack is free for its owner.
+        unsafe {
+            bindings::metaroce_skb_set_next(skb, ptr::null_mut());
+            if self.tail.is_null() {
+                self.head = skb;
+            } else {
+                bindings::metaroce_skb_set_next(self.tail, skb);
+            }
+        }
+        self.tail = skb;
+        self.len += 1;
+    }
+
+    /// Takes the first one out.
+    pub fn pop(&mut self) -> Option<Skb> {
+        let skb = NonNull::new(self.head)?;
+        // SAFETY: The row owns the packet, which passes to the caller, linked to nothing.
+        unsafe {
+            self.head = bindings::metaroce_skb_next(skb.as_ptr());
+            bindings::metaroce_skb_set_next(skb.as_ptr(), ptr::null_mut());
+        }
+        if self.head.is_null() {
+            self.tail = ptr::null_mut();
+        }
+        self.len -= 1;
+        Some(Skb { skb })
+    }
+}
+
+impl Default for SkbQueue {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl Drop for SkbQueue {
+    fn drop(&mut self) {
+        while self.pop().is_some() {}
     }
 }
 

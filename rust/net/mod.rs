@@ -39,6 +39,6 @@ pub use self::{
 };
 pub use crate::kernel_ext::{
     net::{random_u64, NetDev, NetdevEvent},
-    skb::{Skb, XmitError},
+    skb::{Skb, SkbQueue, XmitError},
     timer::now,
 };

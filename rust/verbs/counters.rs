@@ -16,7 +16,10 @@ use ::core::sync::atomic::{AtomicU64, Ordering};
 pub const PATHS: usize = 64;
 
 /// Kinds of dropped packets; all counters of a port have to fit into one netlink message.
-const DROPS: usize = 12;
+const DROPS: usize = 13;
+
+/// The kind of those for which an inbox had no room.
+const BACKLOG: usize = 12;
 
 /// The kind that a reason belongs to: an index into the names below.
 fn kind(why: wire::Drop) -> usize {
@@ -85,6 +88,7 @@ counters! {
     c"drop_malformed" c"drop_version" c"drop_crc" c"drop_no_conn"
     c"drop_state" c"drop_path" c"drop_duplicate" c"drop_unknown_qp"
     c"drop_window" c"drop_refused" c"drop_invalid" c"drop_qp_state"
+    c"drop_backlog"
     ;
     paths
     c"path0_tx_bytes" c"path1_tx_bytes" c"path2_tx_bytes" c"path3_tx_bytes"
@@ -146,6 +150,13 @@ impl Counters {
     /// Counts a received packet that was dropped. Any context.
     pub fn drop(&self, why: wire::Drop) {
         if let Some(counter) = self.drops.get(kind(why)) {
+            counter.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    /// Counts a packet for which an inbox had no room. Any context.
+    pub fn drop_backlog(&self) {
+        if let Some(counter) = self.drops.get(BACKLOG) {
             counter.fetch_add(1, Ordering::Relaxed);
         }
     }

@@ -764,36 +764,32 @@ impl QpInner {
     }
 
     /// Where the payload of a packet belongs; counts as a running copy until it is dropped.
-    pub fn plan(self: &Arc<Self>, placement: &Placement) -> CopyPlan {
+    pub fn plan(self: &Arc<Self>) -> CopyPlan {
         self.copies.fetch_add(1, Ordering::AcqRel);
-        let len = match placement.value {
-            Some(_) => 8,
-            None => placement.len,
-        };
-        let place = match placement.target {
-            Target::Remote { va, rkey } => Place::Remote { va, rkey },
+        CopyPlan { qp: self.clone() }
+    }
+
+    /// The part of a scatter list of this QP's that `placement` falls on, and the PD whose
+    /// memory it may name; `None` when what it was for is no longer there.
+    fn scatter(&self, placement: &Placement, len: u64) -> Option<(u64, Scatter)> {
+        match placement.target {
             Target::Receive { rmsn } => {
                 let rq = self.rq.lock();
-                match rq.bound(rmsn) {
-                    Some((entry, sges)) if !entry.bad => Place::List(
+                let (entry, sges) = rq.bound(rmsn)?;
+                let offset = u64::from(placement.offset);
+                (!entry.bad).then(|| {
+                    (
                         self.recv_pd,
-                        Scatter::slice(
-                            sges.iter().copied(),
-                            u64::from(placement.offset),
-                            u64::from(len),
-                        ),
-                    ),
-                    _ => Place::Nowhere,
-                }
+                        Scatter::slice(sges.iter().copied(), offset, len),
+                    )
+                })
             }
-            Target::Request { wr } => match self.sq.lock().target(wr, placement.offset, len) {
-                Some(list) => Place::List(self.pd, list),
-                None => Place::Nowhere,
-            },
-        };
-        CopyPlan {
-            qp: self.clone(),
-            place,
+            Target::Request { wr } => {
+                let sq = self.sq.lock();
+                let list = sq.target(wr, placement.offset, len as u32)?;
+                Some((self.pd, list))
+            }
+            Target::Remote { .. } => None,
         }
     }
 
@@ -1028,20 +1024,6 @@ impl BhWork for QpInner {
 /// One copy of a packet's payload to where it belongs.
 pub struct CopyPlan {
     qp: Arc<QpInner>,
-    place: Place,
-}
-
-#[expect(
-    clippy::large_enum_variant,
-    reason = "lives on the stack for one packet, where nothing may be allocated"
-)]
-enum Place {
-    /// Registered memory that the peer names.
-    Remote { va: u64, rkey: u32 },
-    /// The part of a scatter list of memory of this PD.
-    List(u64, Scatter),
-    /// What it was for is no longer there.
-    Nowhere,
 }
 
 impl CopyPlan {
@@ -1056,20 +1038,20 @@ impl CopyPlan {
             None => (Bytes::Skb(skb, skip), u64::from(placement.len)),
         };
         let regions = &self.qp.device.regions;
-        match &self.place {
-            Place::Remote { va, rkey } => {
+        match placement.target {
+            Target::Remote { va, rkey } => {
                 if self.qp.access.load(Ordering::Relaxed) & access::REMOTE_WRITE == 0 {
                     return Placed::Fault(Fault::InvalidRequest);
                 }
                 if placement.total == 0 {
                     return Placed::Ok;
                 }
-                let Some(region) = regions.get(*rkey) else {
+                let Some(region) = regions.get(rkey) else {
                     return Placed::Fault(Fault::Access);
                 };
                 let total = u64::from(placement.total);
                 let copied = region
-                    .check(self.qp.pd, access::REMOTE_WRITE, *va, total)
+                    .check(self.qp.pd, access::REMOTE_WRITE, va, total)
                     .and_then(|()| {
                         // The whole message lies in the region, so this does not overflow.
                         let at = va.wrapping_add(u64::from(placement.offset));
@@ -1087,13 +1069,17 @@ impl CopyPlan {
                     Err(_) => Placed::Fault(Fault::Access),
                 }
             }
-            Place::List(pd, list) => {
-                match list.write(regions, *pd, len, &from, 0, placement.last) {
+            Target::Receive { .. } | Target::Request { .. } => {
+                let written = self
+                    .qp
+                    .scatter(placement, len)
+                    .ok_or(Refused)
+                    .and_then(|(pd, list)| list.write(regions, pd, len, &from, 0, placement.last));
+                match written {
                     Ok(()) => Placed::Ok,
-                    Err(_) => Placed::Fault(Fault::Operation),
+                    Err(Refused) => Placed::Fault(Fault::Operation),
                 }
             }
-            Place::Nowhere => Placed::Fault(Fault::Operation),
         }
     }
 }

@@ -139,6 +139,24 @@ impl Type {
     }
 }
 
+/// Type and connection id of a packet whose id names a connection, unchecked: enough to sort
+/// packets before they are read. `None` for those of a handshake, and for what is no packet.
+pub fn peek(bytes: &[u8]) -> Option<(Type, u64)> {
+    let mut base = Reader::new(bytes.get(..BASE_LEN)?);
+    let kind = base.u8().ok().filter(|k| k >> 4 == VERSION)?;
+    let kind = Type::from_bits(kind & 0xf).filter(|k| (*k as u8) < Type::Init as u8)?;
+    base.u8().ok()?;
+    base.u16().ok()?;
+    base.u32().ok()?;
+    Some((kind, base.u64().ok()?))
+}
+
+/// The CRC that a packet says it has; `None` when it is too short for one.
+pub fn crc_of(bytes: &[u8]) -> Option<u32> {
+    let field = bytes.get(CRC_OFFSET..)?.first_chunk()?;
+    Some(u32::from_be_bytes(*field))
+}
+
 /// A parsed packet.
 #[derive(Clone, Debug)]
 pub struct Packet<'a> {
