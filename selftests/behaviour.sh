@@ -302,10 +302,10 @@ case19_resource_details() {
     connected() { details | grep -q 'drv_peer .* drv_srtt_us [1-9]'; }
     ip netns exec st1 ibv_srq_pingpong -d "$(device 1)" -g "$(gid 1)" -n 10000000 >/dev/null 2>&1 &
     pid=$!
-    busywait 5 listens
+    busywait 30 listens
     ip netns exec st2 ibv_srq_pingpong -d "$(device 2)" -g "$(gid 2)" -n 10000000 10.99.0.1 >/dev/null 2>&1 &
     pid="$pid $!"
-    busywait 10 connected || { echo "no connection is shown: $(details)"; return 1; }
+    busywait 30 connected || { echo "no connection is shown: $(details)"; return 1; }
     text=$(details)
     # shellcheck disable=SC2086
     { kill $pid; wait $pid || :; } 2>/dev/null
