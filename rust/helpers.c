@@ -389,6 +389,49 @@ u32 metaroce_gid_ifindex(const struct ib_gid_attr *attr)
 	return index;
 }
 
+/* the netdev that the device is over, held */
+struct net_device *metaroce_ib_netdev(struct ib_device *dev, u32 port)
+{
+	struct ib_port_data *pdata = &dev->port_data[port];
+	struct net_device *ndev;
+	unsigned long flags;
+
+	spin_lock_irqsave(&pdata->netdev_lock, flags);
+	ndev = rcu_dereference_protected(pdata->netdev, lockdep_is_held(&pdata->netdev_lock));
+	dev_hold(ndev);
+	spin_unlock_irqrestore(&pdata->netdev_lock, flags);
+	return ndev;
+}
+
+/* the same or, for a VLAN, the netdev below it, held */
+struct net_device *metaroce_ib_real_netdev(struct ib_device *dev, u32 port)
+{
+	struct net_device *ndev = metaroce_ib_netdev(dev, port);
+	struct net_device *real = ndev;
+
+	if (ndev && is_vlan_dev(ndev)) {
+		real = vlan_dev_real_dev(ndev);
+		dev_hold(real);
+		dev_put(ndev);
+	}
+	return real;
+}
+
+/* whether the GID belongs to the netdev that its device is over, or to one above that */
+bool metaroce_gid_is_ours(const struct ib_gid_attr *attr)
+{
+	struct net_device *own = metaroce_ib_netdev(attr->device, attr->port_num);
+	struct net_device *ndev;
+	bool ours;
+
+	rcu_read_lock();
+	ndev = rcu_dereference(attr->ndev);
+	ours = own && ndev && (ndev == own || netdev_has_upper_dev_all_rcu(own, ndev));
+	rcu_read_unlock();
+	dev_put(own);
+	return ours;
+}
+
 /* registered memory */
 size_t metaroce_umem_pages(struct ib_umem *umem, struct page **pages, size_t max)
 {

@@ -271,7 +271,7 @@ impl Back<bindings::ib_device> {
         }
         // SAFETY: as in `hold`; what is returned is held, by us after the copy.
         unsafe {
-            let netdev = NonNull::new(bindings::ib_device_get_netdev(*raw, PORT))?;
+            let netdev = NonNull::new(bindings::metaroce_ib_netdev(*raw, PORT))?;
             let ours = NetDev::get(netdev);
             bindings::metaroce_dev_put(netdev.as_ptr());
             Some(ours)
@@ -289,10 +289,15 @@ impl Back<bindings::ib_device> {
     /// Tells programs when the port's state has changed (the core does it by itself, but not
     /// for bonds and their members).
     pub fn port_state_changed(&self) {
-        let Some(netdev) = self.netdev() else { return };
         if let Some(held) = self.hold() {
-            // SAFETY: device and netdev are held.
-            unsafe { bindings::ib_dispatch_port_state_event(held.0, netdev.as_ptr()) };
+            // SAFETY: the device is held, the netdev until it is put; NULL is none.
+            unsafe {
+                let netdev = bindings::ib_device_get_netdev(held.0, PORT);
+                if !netdev.is_null() {
+                    bindings::ib_dispatch_port_state_event(held.0, netdev);
+                }
+                bindings::metaroce_dev_put(netdev);
+            }
         }
     }
 }
@@ -787,6 +792,7 @@ impl<T: Operations> VTable<T> {
         ops.query_pkey = Some(Self::query_pkey);
         ops.get_port_immutable = Some(Self::port_immutable);
         ops.get_link_layer = Some(Self::link_layer);
+        ops.get_netdev = Some(Self::get_netdev);
         ops.add_gid = Some(Self::add_gid);
         ops.del_gid = Some(Self::del_gid);
         ops.dealloc_driver = Some(Self::dealloc);
@@ -925,12 +931,28 @@ impl<T: Operations> VTable<T> {
         bindings::rdma_link_layer_IB_LINK_LAYER_ETHERNET
     }
 
-    /// The core keeps the table of GIDs; nothing here depends on it.
+    /// The netdev by which the core finds the addresses of a device. It looks for those of a
+    /// VLAN at the netdev below: a device over a VLAN would have none otherwise.
+    unsafe extern "C" fn get_netdev(
+        raw: *mut bindings::ib_device,
+        port: u32,
+    ) -> *mut bindings::net_device {
+        // SAFETY: the core asks for valid ports of a device that lives.
+        unsafe { bindings::metaroce_ib_real_netdev(raw, port) }
+    }
+
+    /// The core keeps the table of GIDs; nothing here depends on it. A device over a VLAN is
+    /// offered those of the netdev below as well.
     unsafe extern "C" fn add_gid(
-        _attr: *const bindings::ib_gid_attr,
+        attr: *const bindings::ib_gid_attr,
         _context: *mut *mut ::kernel::ffi::c_void,
     ) -> c_int {
-        0
+        // SAFETY: the core's attributes, of a device that lives.
+        if unsafe { bindings::metaroce_gid_is_ours(attr) } {
+            0
+        } else {
+            EADDRNOTAVAIL.to_errno()
+        }
     }
 
     unsafe extern "C" fn del_gid(

@@ -7,6 +7,11 @@
 //! mode the core keeps all devices in the first namespace). It goes with `rdma link delete`,
 //! with the netdev (also when that moves to another namespace), or with the module.
 //!
+//! The RDMA core finds the addresses of a VLAN at the netdev below it: of a device over a VLAN
+//! it names that netdev (`rdma link`), and complains in the kernel log of each address there
+//! that the device does not take. The addresses of VLANs are also among those of a device over
+//! the netdev below.
+//!
 //! `rdma link add` has no way to hand a text back, so each refusal is one line in the kernel
 //! log beside its errno:
 //!
