@@ -51,6 +51,10 @@ busywait() {
     done
 }
 
+# has ARGUMENTS-OF-GREP: grep -q, but reads all of its input: under pipefail a writer that ends
+# by SIGPIPE would be a failure.
+has() { grep "$@" >/dev/null; }
+
 # grown FILE NUMBER: the number in FILE is above NUMBER.
 grown() { [ "$(cat "$1")" -gt "$2" ]; }
 

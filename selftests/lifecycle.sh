@@ -53,7 +53,7 @@ up() {
 down() {
     local n
     for n in a b; do
-        ip netns list | grep -qw "lc-$n" || continue
+        ip netns list | has -w "lc-$n" || continue
         ip netns pids lc-$n | xargs -r kill -KILL 2>/dev/null
         ! device_in $n || on $n rdma link delete "lc$n"
         ip netns delete lc-$n
@@ -64,7 +64,7 @@ trap 'down; rm -rf "$work"' EXIT
 
 loaded() { grep -q "^$KIND " /proc/modules; }
 unloaded() { ! loaded || rmmod "$KIND"; }
-device_in() { on "$1" rdma link 2>/dev/null | grep -q "^link lc$1/"; }
+device_in() { on "$1" rdma link 2>/dev/null | has "^link lc$1/"; }
 no_device_in() { ! device_in "$1"; }
 # The GID of the IPv4 address is there.
 ready() {

@@ -1,63 +1,140 @@
 #!/bin/bash
 # SPDX-License-Identifier: GPL-2.0
 #
-# perftest.sh [--quick]: the public programs, unmodified: pingpong and perftest, over IPv4 and
-# IPv6 GIDs. Runs on both hosts; host 2 reports. --quick shortens what repeats.
+# perftest.sh [--quick] [--list] [PATTERN...]: the public programs, unmodified: pingpong and
+# perftest, over IPv4 and IPv6 GIDs. Runs on both hosts; host 2 reports. --quick shortens what
+# repeats; PATTERN (of the shell, e.g. 'write_lat*') chooses steps by name.
+#
+# A step ends when both programs have ended. When one fails, the other gets ten more seconds.
 set -uo pipefail
 cd "$(dirname "$0")" || exit
 . ./lib.sh
-quick=
-[ "${1:-}" != --quick ] || quick=1
+quick='' only_list='' patterns=()
+for word in "$@"; do
+    case $word in
+        --quick) quick=1 ;;
+        --list) only_list=1 ;;
+        -*) echo "perftest.sh [--quick] [--list] [PATTERN...]" >&2; exit 2 ;;
+        *) patterns+=("$word") ;;
+    esac
+done
 bw_n=20 lat_n=100
-patience=900 # -a -n 100 moves 3.3 GB
-[ -z "$quick" ] || patience=120
+: "${PATIENCE:=1200}" # seconds for a step: -a -n 100 moves 3.3 GB, -a -n 20 -q 16 5.4 GB
 if [ -n "$quick" ]; then all="-s 65536"; else all=-a; fi
-log=/tmp/perftest.$HOST.log # hosts may share /tmp
 
 # NAME | GID class (4, 6) | COMMAND without device, GID index and address
 list() {
-    local p
+    local p g kind strict sizes
     for g in 4 6; do
-        echo "ibv_rc_pingpong|$g|ibv_rc_pingpong"
-        echo "ibv_rc_pingpong_events|$g|ibv_rc_pingpong -e"
-        echo "ibv_srq_pingpong|$g|ibv_srq_pingpong"
-        echo "ibv_srq_pingpong_events|$g|ibv_srq_pingpong -e"
+        echo "rc_pingpong|$g|ibv_rc_pingpong"
+        echo "rc_pingpong_events|$g|ibv_rc_pingpong -e"
+        echo "srq_pingpong|$g|ibv_srq_pingpong"
+        echo "srq_pingpong_events|$g|ibv_srq_pingpong -e"
     done
-    for p in write read send; do
-        echo "${p}_bw_all|4|ib_${p}_bw $all -n $bw_n"
-        echo "${p}_bw_all|6|ib_${p}_bw $all -n $bw_n"
-        echo "${p}_bw_both_ways|4|ib_${p}_bw $all -n $bw_n -b"
-        echo "${p}_bw_16_qps|4|ib_${p}_bw -s 65536 -n $bw_n -q 16"
-        echo "${p}_bw_strict_order|4|ib_${p}_bw $all -n $bw_n --disable_pcie_relaxed"
-        echo "${p}_lat_all|4|ib_${p}_lat $all -n $lat_n"
-        echo "${p}_lat_all|6|ib_${p}_lat $all -n $lat_n"
-        echo "${p}_lat_strict_order|4|ib_${p}_lat $all -n $lat_n --disable_pcie_relaxed"
+    for g in 4 6; do
+        for kind in "" _strict; do
+            strict=
+            [ -z "$kind" ] || strict=" --disable_pcie_relaxed"
+            for p in write read send; do
+                echo "${p}_bw_all$kind|$g|ib_${p}_bw $all -n $bw_n$strict"
+                # All sizes once with each: a virtual machine moves some 30 MB/s.
+                sizes=$all
+                [ -z "$kind" ] || sizes="-s 65536"
+                echo "${p}_bw_both_ways$kind|$g|ib_${p}_bw $sizes -n $bw_n -b$strict"
+                echo "${p}_bw_16_qps$kind|$g|ib_${p}_bw $sizes -n $bw_n -q 16$strict"
+                echo "${p}_lat_all$kind|$g|ib_${p}_lat $all -n $lat_n$strict"
+            done
+            for p in CMP_AND_SWAP FETCH_AND_ADD; do
+                echo "atomic_bw_$p$kind|$g|ib_atomic_bw -A $p -n 200$strict"
+                echo "atomic_lat_$p$kind|$g|ib_atomic_lat -A $p -n $lat_n$strict"
+            done
+            echo "atomic_bw_16_qps$kind|$g|ib_atomic_bw -n 100 -q 16$strict"
+            for p in send read; do
+                echo "${p}_bw_events$kind|$g|ib_${p}_bw $all -n $bw_n -e$strict"
+                echo "${p}_lat_events$kind|$g|ib_${p}_lat -s 64 -n $lat_n -e$strict"
+            done
+            echo "atomic_bw_events$kind|$g|ib_atomic_bw -n 100 -e$strict"
+            echo "atomic_lat_events$kind|$g|ib_atomic_lat -n $lat_n -e$strict"
+            echo "send_bw_srq$kind|$g|ib_send_bw $all -n $bw_n --use-srq$strict"
+            echo "send_bw_srq_4_qps$kind|$g|ib_send_bw -s 65536 -n $bw_n --use-srq -q 4$strict"
+            echo "send_lat_srq$kind|$g|ib_send_lat -s 64 -n $lat_n --use-srq$strict"
+        done
     done
-    for p in CMP_AND_SWAP FETCH_AND_ADD; do
-        echo "atomic_bw_$p|4|ib_atomic_bw -A $p -n 200"
-        echo "atomic_lat_$p|4|ib_atomic_lat -A $p -n $lat_n"
-    done
-    echo "atomic_bw_16_qps|4|ib_atomic_bw -n 100 -q 16"
-    echo "send_bw_events|4|ib_send_bw -s 65536 -n $bw_n -e"
-    echo "send_lat_events|4|ib_send_lat -s 64 -n $lat_n -e"
-    echo "read_bw_events|4|ib_read_bw -s 65536 -n $bw_n -e"
-    echo "read_lat_events|4|ib_read_lat -s 64 -n $lat_n -e"
-    echo "atomic_bw_events|4|ib_atomic_bw -n 100 -e"
-    echo "atomic_lat_events|4|ib_atomic_lat -n $lat_n -e"
-    echo "send_bw_srq|4|ib_send_bw -s 65536 -n $bw_n --use-srq -q 4"
-    echo "send_lat_srq|4|ib_send_lat -s 64 -n $lat_n --use-srq"
 }
 
+chosen() {
+    local pattern
+    [ ${#patterns[@]} != 0 ] || return 0
+    for pattern in "${patterns[@]}"; do
+        # shellcheck disable=SC2053
+        [[ $1 != $pattern ]] || return 0
+    done
+    return 1
+}
+
+mapfile -t tests < <(list | while IFS='|' read -r name class command; do
+    ! chosen "${name}_ipv$class" || echo "${name}_ipv$class|$class|$command"
+done)
+[ ${#tests[@]} != 0 ] || { echo "perftest.sh: no step is named ${patterns[*]}" >&2; exit 2; }
+if [ -n "$only_list" ]; then
+    printf '%s\n' "${tests[@]}" | column -t -s'|'
+    exit 0
+fi
+: "${HOST:?runs in both hosts of qemu-test/run}"
+log=/tmp/perftest.$HOST.log # hosts may share /tmp
+told=/shared/perftest       # statuses, seen by both hosts
+mkdir -p $told
+
 # The programs listen on 18515, perftest and pingpong alike.
-listening() { ss -Hltn 'sport = :18515' | grep -q .; }
+listening() { ss -Hltn 'sport = :18515' | has .; }
 quiet() { ! listening; }
+listening_or_gone() { listening || ! kill -0 "$1" 2>/dev/null; }
+
+# attend STEP PID: waits for the program; says every half minute that it does. When the other
+# end has failed this one gets ten seconds to notice. Leaves the status for the other end.
+attend() {
+    local step=$1 pid=$2 other=$((3 - HOST)) begun=$SECONDS said=$SECONDS left='' status
+    while kill -0 "$pid" 2>/dev/null; do
+        if [ -z "$left" ] && [ "$(cat "$told/$step.$other" 2>/dev/null || echo 0)" != 0 ]; then
+            left=$((SECONDS + 10))
+        fi
+        if [ -n "$left" ] && [ "$SECONDS" -ge "$left" ]; then
+            note "$step: host $HOST: ended, host $other has failed"
+            kill -KILL "$pid" 2>/dev/null
+            break
+        fi
+        if [ $((SECONDS - said)) -ge 30 ]; then
+            said=$SECONDS
+            note "$step: host $HOST waits for its program since $((SECONDS - begun)) s: $(tail -1 $log)"
+        fi
+        sleep 0.1
+    done
+    wait "$pid" 2>/dev/null
+    status=$?
+    echo $status >"$told/.$step.$HOST"
+    mv "$told/.$step.$HOST" "$told/$step.$HOST"
+    return $status
+}
+
+# explain: what a failed program said, and what the device counted.
+explain() {
+    {
+        [ "$1" != 124 ] || echo "it did not end within $PATIENCE s"
+        grep -vE '^ *$|^-+$' $log | tail -15
+        grep -H . "/sys/class/infiniband/$DEV/ports/1/hw_counters/"*{drop,err,exceeded,retransmit,failed}* 2>/dev/null |
+            sed 's,.*/hw_counters/,,' | grep -v ':0$' | tr '\n' ' '
+        echo
+    } | sed "s/^/# host $HOST: /"
+}
+
+# summary: the last line with numbers of a perftest or pingpong report.
+summary() { grep -E '^ *[0-9]+ +[0-9]|usec/iter' $log | tail -1 | tr -s ' \t' ' ' | sed 's/^ //'; }
 
 run_one() {
-    local name=$1 class=$2 command=$3 gid peer address status result
-    gid=$GID4 peer=${PEERS%% *} address=
+    local step=$1 class=$2 command=$3 gid=$GID4 peer=${PEERS%% *} address begun=$SECONDS pid status theirs
     if [ "$class" = 6 ]; then
         if [ -z "${GID6:-}" ]; then
-            [ "$HOST" != 2 ] || skip "${name}_ipv6" "no IPv6"
+            [ "$HOST" != 2 ] || skip "$step" "no IPv6"
             return
         fi
         gid=$GID6
@@ -68,46 +145,42 @@ run_one() {
         *) address="-d $DEV -g $gid" ;;
     esac
     if [ "$HOST" = 1 ]; then
-        busywait 20 quiet || :
+        busywait 20 quiet || note "$step: port 18515 is still in use: $(ss -Hltnp 'sport = :18515')"
         # shellcheck disable=SC2086
-        timeout $patience $command $address >$log 2>&1 &
-        local pid=$!
-        busywait 20 listening || cat $log
-        barrier "$name-$class-up"
-        wait $pid
+        timeout "$PATIENCE" $command $address >$log 2>&1 &
+        pid=$!
+        busywait 30 listening_or_gone $pid || note "$step: the server does not listen"
+        barrier "$step-up"
+        attend "$step" $pid
         status=$?
-        barrier "$name-$class-end" $((patience + 20))
-        [ "$status" = 0 ] || { note "$name: status $status"; explain; failed_here=1; }
-    else
-        barrier "$name-$class-up"
-        # shellcheck disable=SC2086
-        timeout $patience $command $address $peer >$log 2>&1
-        status=$?
-        # A client that fails leaves its server waiting.
-        barrier "$name-$class-end" $((patience + 20))
-        result="${name}_ipv$class"
-        if [ "$status" = 0 ]; then
-            ok "$result # $(summary)"
-        else
-            note "$command $address $peer: status $status"
-            explain
-            not_ok "$result"
-        fi
+        barrier "$step-end" $((PATIENCE + 60))
+        [ $status = 0 ] || { note "$step: '$command $address' ended with status $status"; explain $status; failed_here=1; }
+        # After what host 1 has to say.
+        barrier "$step-told"
+        return
     fi
+    barrier "$step-up" || note "$step: the server did not come up"
+    # shellcheck disable=SC2086
+    timeout "$PATIENCE" $command $address $peer >$log 2>&1 &
+    attend "$step" $!
+    status=$?
+    barrier "$step-end" $((PATIENCE + 60))
+    barrier "$step-told"
+    theirs=$(cat "$told/$step.1" 2>/dev/null || echo unknown)
+    if [ $status = 0 ] && [ "$theirs" = 0 ]; then
+        ok "$step # $(summary) # $((SECONDS - begun)) s"
+        return
+    fi
+    note "$step: '$command $address $peer' ended with status $status, its server with $theirs"
+    explain $status
+    not_ok "$step"
 }
 
-# explain: what a failed program said, and how far it came.
-explain() { { grep -iE 'fail|error|unable|could|status' $log; tail -2 $log; } | sed 's/^/# /'; }
-
-# summary: the last line with numbers of a perftest or pingpong report.
-summary() { grep -E '^ *[0-9]+ +[0-9]|usec/iter' $log | tail -1 | tr -s ' \t' ' ' | sed 's/^ //'; }
-
 failed_here=
-mapfile -t tests < <(list)
 [ "$HOST" != 2 ] || plan ${#tests[@]}
 for t in "${tests[@]}"; do
-    IFS='|' read -r name class command <<<"$t"
-    run_one "$name" "$class" "$command"
+    IFS='|' read -r step class command <<<"$t"
+    run_one "$step" "$class" "$command"
 done
 [ "$HOST" = 2 ] || exit ${failed_here:-0}
 finish

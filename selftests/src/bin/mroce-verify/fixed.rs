@@ -345,7 +345,7 @@ pub fn max_msg_size(run: &Run, ep: &Endpoint) -> Outcome {
 
     // Write and READ: one MiB of memory, mapped over and over, is the whole range.
     let limit = if sys::kernel_is_process() { 100 << 20 } else { u64::MAX };
-    let moved = moved.min(limit);
+    let (sent, moved) = (moved, moved.min(limit));
     let times = (moved as usize).div_ceil(unit);
     let memory = || Memory::repeated(unit, times).map(Arc::new).map_err(|e| e.to_string());
     let (near, far) = (memory()?, memory()?);
@@ -411,7 +411,7 @@ pub fn max_msg_size(run: &Run, ep: &Endpoint) -> Outcome {
         }
     }
     ep.barrier("max_msg_size done").map_err(|e| e.to_string())?;
-    run.note(ep, &format!("max_msg_sz {own}, moved {moved} bytes with each opcode"));
+    run.note(ep, &format!("max_msg_sz {own}; moved: Send {sent}, Write and READ {moved} bytes"));
     Ok(())
 }
 
@@ -425,6 +425,7 @@ fn region_test(
     let mr = ep.pd.reg(&memory, ALL_ACCESS).map_err(|e| format!("reg_mr of {} bytes: {e}", memory.len()))?;
     let small = ep.memory(1 << 20, ALL_ACCESS).map_err(|e| e.to_string())?;
     let remote = ep.exchange_memory(&[&mr]).map_err(|e| e.to_string())?[0];
+    run.note(ep, &format!("a region of {} MiB, {} places", memory.len() >> 20, offsets.len()));
     let single = Single::new(ep, &run.tuning(), 8, 1, 0)?;
     for (i, at) in offsets.iter().copied().enumerate() {
         let len = 70_001;

@@ -32,6 +32,7 @@ Without a role, HOST=1 listens and any other HOST connects to the first of PEERS
   --timeout N        ACK timeout of the QPs, 4.096 us << N (default 14)
   --round N          first round of the random suite, to repeat a failure
   --verbose          says what each random round does
+  --no-skip          a suite that cannot run here is a failure
 
 All options but role and device are taken from the connecting end. Results are KTAP, on the
 connecting end; the exit status is 0 for success, 1 for failure, 2 for a wrong command line.
@@ -105,7 +106,7 @@ fn text(error: impl std::fmt::Display) -> String {
     error.to_string()
 }
 
-fn end(ep: &Endpoint, given: &Run, chosen: &[&Suite]) -> Result<i32, String> {
+fn end(ep: &Endpoint, given: &Run, chosen: &[&Suite], no_skip: bool) -> Result<i32, String> {
     // The leading end's options hold on both.
     let mut mask = 0u64;
     for (i, suite) in SUITES.iter().enumerate() {
@@ -204,6 +205,9 @@ fn end(ep: &Endpoint, given: &Run, chosen: &[&Suite]) -> Result<i32, String> {
         } else if let Err(Stop::Fail(_)) = outcome {
             outcome = Err(Stop::Fail(format!("{mine}\nseed {}", run.seed)));
         }
+        if let (true, Err(Stop::Skip(why))) = (no_skip, &outcome) {
+            outcome = Err(Stop::Fail(format!("it has to run here, but: {why}")));
+        }
         failed |= matches!(outcome, Err(Stop::Fail(_)));
         if let Some(ktap) = &mut ktap {
             ktap.report(&format!("verify_{name}"), start, &outcome);
@@ -228,6 +232,7 @@ fn main() {
         return;
     }
     let short = args.flag("--short");
+    let no_skip = args.flag("--no-skip");
     let wanted = args.text("--suites").unwrap_or_default();
     let chosen: Vec<&Suite> = if wanted.is_empty() {
         SUITES.iter().collect()
@@ -257,9 +262,10 @@ fn main() {
     let device = Device::from_args(&mut args);
     let role = Role::from_args(&mut args);
     args.finish();
-    let status = endpoint::run(&role, &device, wait, |ep| end(&ep, &run, &chosen)).unwrap_or_else(|error| {
-        eprintln!("mroce-verify: {error}");
-        1
-    });
+    let status =
+        endpoint::run(&role, &device, wait, |ep| end(&ep, &run, &chosen, no_skip)).unwrap_or_else(|error| {
+            eprintln!("mroce-verify: {error}");
+            1
+        });
     std::process::exit(status);
 }
