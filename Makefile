@@ -7,7 +7,8 @@
 #   make            module (for the stock kernel) and libibverbs plugin
 #   make install    both, on this machine (KDIR=<prepared kernel tree> for another kernel)
 #   make demo       two virtual machines, verified data over many paths, with and without loss
-#   make test       everything that is tested; ends with "N passed, N failed"
+#   make test       what each change must pass; ends with "N passed, N failed"
+#                   (qemu-test/suites --help lists more: loss, speed, perftest, fabric …)
 #   make test-core  unit tests and simulation of the protocol core
 #   make lint       the linters, with which make test begins: rustfmt, clippy, shellcheck, unsafe…
 #   make bench      metaroce, rdma_rxe and TCP side by side on the native kernel
