@@ -753,7 +753,13 @@ impl Connection {
         let sends = s.can_send(now);
         let mut timer = s.poll_timeout().unwrap_or(Time::MAX);
         if s.wants_query() {
-            timer = timer.min(now.saturating_add(self.srtt));
+            // Not sooner than `stream_timers` acts: an acknowledgement tells of paths first,
+            // and of the stream, whose packets they were, right after.
+            let wait = self
+                .srtt
+                .saturating_mul(2)
+                .saturating_add(self.margin.get());
+            timer = timer.min(now.saturating_add(wait));
         } else {
             slot.queries = [0; 2];
         }
