@@ -15,7 +15,7 @@
 //! # Lock order
 //!
 //! QP state mutex → `Table::connecting` (both process only) → table of connections →
-//! connection → RQ or SRQ → CQ. An inbox's lock is taken alone. All but the mutexes are taken with softirqs off. Under the connection's lock nothing is
+//! connection → shares, RQ or SRQ → CQ. An inbox's lock is taken alone. All but the mutexes are taken with softirqs off. Under the connection's lock nothing is
 //! allocated, freed, copied to or from user memory, sent, or told to a program.
 //!
 //! # Receiving
@@ -402,7 +402,7 @@ pub fn receive(device: &Arc<DeviceInner>, skb: Skb) {
     };
     let conn = conn.or_else(|| device.table.by_key(&Key::from(packet.handshake_key()?)));
     let has_crc = packet.always_checksum() || conn.as_ref().is_none_or(|c| c.flow.has_crc());
-    if has_crc && !skb.check_crc(wire::CRC_OFFSET, packet.crc()) {
+    if !is_intact(&skb, has_crc) {
         return device.count_drop(wire::Drop::Crc);
     }
     let Some(conn) = conn else {
@@ -430,6 +430,15 @@ pub fn receive(device: &Arc<DeviceInner>, skb: Skb) {
     conn.wake(urgent);
 }
 
+/// Whether the packet has the checksum that was agreed on, and it is right. (The stack has
+/// checked that of UDP, if there is one.)
+fn is_intact(skb: &Skb, has_crc: bool) -> bool {
+    if !has_crc {
+        return skb.has_udp_checksum();
+    }
+    wire::crc_of(skb.linear()).is_some_and(|crc| skb.check_crc(wire::CRC_OFFSET, crc))
+}
+
 impl Arrival {
     fn new(skb: Skb) -> Self {
         Self {
@@ -441,17 +450,14 @@ impl Arrival {
         }
     }
 
-    /// Sees to it that the packet is dropped when its CRC is wrong.
-    fn check_crc(&mut self) {
-        let right = self.skb.as_ref().is_some_and(|skb| {
-            wire::crc_of(skb.linear()).is_some_and(|crc| skb.check_crc(wire::CRC_OFFSET, crc))
-        });
-        if !right {
+    /// Sees to it that the packet is dropped when it is damaged.
+    fn check(&mut self, has_crc: bool) {
+        if !self.skb.as_ref().is_some_and(|skb| is_intact(skb, has_crc)) {
             self.dropped = Some(wire::Drop::Crc);
         }
     }
 
-    /// Gives the packet, whose CRC is right, to the core.
+    /// Gives the packet, unless it was found damaged, to the core.
     fn accept(&mut self, state: &mut State, now: Time) {
         let Some(skb) = self.skb.take().filter(|_| self.dropped.is_none()) else {
             return;
@@ -683,10 +689,9 @@ impl Conn {
     }
 
     fn read_batch(&self, batch: &mut [Arrival]) {
-        if self.flow.has_crc() {
-            for arrival in batch.iter_mut() {
-                arrival.check_crc();
-            }
+        let has_crc = self.flow.has_crc();
+        for arrival in batch.iter_mut() {
+            arrival.check(has_crc);
         }
         {
             let mut state = self.state.lock();
@@ -1008,7 +1013,12 @@ impl BhWork for Conn {
                 if state.stopped {
                     return;
                 }
-                state.core.end_of_batch(net::now());
+                let now = net::now();
+                state.core.end_of_batch(now);
+                if state.core.report_is_due(now) {
+                    let mut shares = this.device.shares.lock();
+                    state.core.report(now, &mut shares);
+                }
             }
             Conn::run(&this);
             // What has come meanwhile is read at once: nobody has to be woken for it.

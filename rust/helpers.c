@@ -275,6 +275,12 @@ struct sk_buff *metaroce_skb_next(const struct sk_buff *skb)
 	return skb->next;
 }
 
+/* It never left this machine, and its checksum would be computed where it does. */
+bool metaroce_skb_is_csum_partial(const struct sk_buff *skb)
+{
+	return skb->ip_summed == CHECKSUM_PARTIAL;
+}
+
 u32 metaroce_skb_iif(const struct sk_buff *skb)
 {
 	return skb->skb_iif;
@@ -535,6 +541,12 @@ u32 metaroce_netdev_speed(struct net_device *dev)
 	if (ret || settings.base.speed == (u32)SPEED_UNKNOWN)
 		return 0;
 	return settings.base.speed;
+}
+
+/* veth, bridges and the like name a speed that nothing has to do with */
+bool metaroce_netdev_has_line(const struct net_device *dev)
+{
+	return dev->dev.parent || is_vlan_dev(dev) || netif_is_bond_master(dev);
 }
 
 bool metaroce_ib_device_try_get(struct ib_device *dev)

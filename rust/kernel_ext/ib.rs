@@ -1508,4 +1508,10 @@ impl NetDev {
         // SAFETY: `self` holds a reference.
         unsafe { bindings::metaroce_netdev_speed(self.as_ptr()) }
     }
+
+    /// Whether a line limits its rate: it is a network card, or a VLAN or bond of such.
+    pub fn has_line(&self) -> bool {
+        // SAFETY: `self` holds a reference.
+        unsafe { bindings::metaroce_netdev_has_line(self.as_ptr()) }
+    }
 }

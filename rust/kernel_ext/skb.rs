@@ -199,7 +199,8 @@ impl Skb {
     /// Whether it came with a UDP checksum, which the stack has then verified.
     pub fn has_udp_checksum(&self) -> bool {
         let [.., a, b] = *self.udp();
-        a != 0 || b != 0
+        // SAFETY: `self` owns the packet.
+        a != 0 || b != 0 || unsafe { bindings::metaroce_skb_is_csum_partial(self.as_ptr()) }
     }
 
     /// Index of the interface it came in by; 0 when it never left this machine.

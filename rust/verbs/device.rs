@@ -11,6 +11,7 @@ use super::{
 use crate::{
     bindings, drive,
     kernel_ext::{
+        bh,
         ib::{Back, Operations, QpInit, RawDevice, StatDesc, Udata},
         ib_attr::{DeviceAttr, MrAttr, MrRereg, PortAttr, QpAttr, QpCap, SrqAttr},
         ids::Ids,
@@ -19,11 +20,15 @@ use crate::{
     },
     mem,
     net::{random_u64, Client, Flow, Port, Skb},
-    proto::{api::ConnectionError, connection, wire},
+    proto::{api::ConnectionError, congestion::Shares, connection, wire},
     queue::{ABI_VERSION, DRIVER_ID},
 };
 use ::core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
-use ::kernel::{prelude::*, sync::Arc};
+use ::kernel::{
+    new_spinlock,
+    prelude::*,
+    sync::{Arc, SpinLock},
+};
 
 /// QPs of a device at the most.
 const MAX_QP: u32 = 1 << 20;
@@ -39,6 +44,8 @@ const LAST_QPN: u32 = 0xff_fffe;
 const PORT_BASE: u16 = 49152;
 /// Outstanding packets of a path.
 const PATH_RECORDS: u16 = 256;
+/// Peers among which the inbound bandwidth is divided; further ones are not told a share.
+const SENDERS: usize = 256;
 /// Least time before silence means anything, ns.
 const MARGIN: u64 = 1_000_000;
 /// What a host may take to gather acknowledgements, ns.
@@ -66,6 +73,9 @@ pub struct DeviceInner {
     domains: AtomicU64,
     /// Numbers of CQs and SRQs.
     queues: AtomicU32,
+    /// How the line's inbound bandwidth is divided among the peers that send.
+    #[pin]
+    pub shares: SpinLock<Shares>,
     /// What it counts.
     pub counters: Counters,
     /// Key of cookies and challenges.
@@ -90,6 +100,8 @@ impl DeviceInner {
     ) -> Result<Driver> {
         let regions = mem::Table::new()?;
         let port = Port::new()?;
+        // The line's rate is looked up for each QP that connects.
+        let shares = Shares::new(0, SENDERS)?;
         let mut secret = [0u8; 16];
         for chunk in secret.chunks_exact_mut(8) {
             chunk.copy_from_slice(&random_u64().to_ne_bytes());
@@ -106,6 +118,7 @@ impl DeviceInner {
                 qpns <- Ids::new(FIRST_QPN, LAST_QPN, first),
                 domains: AtomicU64::new(1),
                 queues: AtomicU32::new(1),
+                shares <- new_spinlock!(shares, "metaroce_shares"),
                 counters: Counters::new(),
                 secret,
                 instance: random_u64(),
@@ -117,6 +130,14 @@ impl DeviceInner {
         let client = Arc::new(NetClient(inner.clone()), GFP_KERNEL)?;
         inner.port.open(netdev.clone(), client)?;
         Ok(driver)
+    }
+
+    /// Learns the rate of the line, by which it is divided. Process context without RTNL.
+    pub fn learn_rate(&self) {
+        let netdev = self.back.netdev();
+        let rate = netdev.filter(|n| n.has_line()).map_or(0, |n| n.speed());
+        let _bh = bh::disable();
+        self.shares.lock().set_kbit(rate.saturating_mul(1000));
     }
 
     /// Paths of a connection.

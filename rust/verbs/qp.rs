@@ -516,6 +516,7 @@ impl QpInner {
         self.access.store(attr.access, Ordering::Relaxed);
         // Before the first packet can arrive: from here on the core may report an error.
         self.state.store(QpState::Rtr as u32, Ordering::Release);
+        self.device.learn_rate();
         match drive::connect(self, key, flow, stream) {
             Ok(attachment) => {
                 verbs.attr = attr;

@@ -46,6 +46,11 @@ impl Shares {
         })
     }
 
+    /// The link's rate has changed; 0 is unknown.
+    pub fn set_kbit(&mut self, kbit: u32) {
+        self.kbit = kbit;
+    }
+
     /// Reports that a connection received `used` kbit/s lately. Gives its share in kbit/s
     /// (0: no limit) and the ticket for the next report.
     pub fn report(
