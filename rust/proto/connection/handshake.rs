@@ -21,6 +21,14 @@ const COOKIE_LIFE: u32 = 8;
 /// First and greatest time between two Inits.
 const RETRY_FIRST: Time = 2_000_000;
 const RETRY_MAX: Time = 200_000_000;
+/// Inits without an answer after which the time between them doubles.
+const RETRY_EAGER: u8 = 8;
+/// Of these, so many go alone, later ones over several paths at once: of those that live in
+/// both directions there may be few.
+const RETRY_ALONE: u8 = 2;
+const RETRY_COPIES: u8 = 4;
+/// The peer is up, as its packets show: the next Init goes this soon.
+const RETRY_KNOWN: Time = 1_000_000;
 /// How long a cookie is used: half of its life.
 const COOKIE_KEPT: Time = 4_000_000_000;
 /// Greatest time between two Inits when the peer is there but not ready, or nothing waits.
@@ -205,6 +213,10 @@ pub(super) struct Attempt {
     pub(super) interval: Time,
     /// Path of the next Init: each goes over another one, since some may be dead.
     pub(super) path: u32,
+    /// Inits, counting those that go at once as one, since something was heard.
+    pub(super) tries: u8,
+    /// Copies of the one that is being sent that are still to go.
+    pub(super) copies: u8,
 }
 
 impl Attempt {
@@ -217,6 +229,8 @@ impl Attempt {
             due: now,
             interval: RETRY_FIRST,
             path: 0,
+            tries: 0,
+            copies: 0,
         }
     }
 }
@@ -295,9 +309,12 @@ impl Connection {
                     out.header_len = w.finish();
                 }
             }
-            let sent = self.counters.handshakes_sent;
-            self.address(out, self.path_in_turn(sent as u32));
-            self.counters.handshakes_sent = sent.wrapping_add(1);
+            let i = self.next_good(now, None);
+            self.address(out, i);
+            if self.proven == 0 && self.counters.handshakes_sent >= self.paths.len() as u64 {
+                out.source_port = self.any_port();
+            }
+            self.counters.handshakes_sent = self.counters.handshakes_sent.wrapping_add(1);
             return true;
         }
         if !self.is_attempting() || self.attempt.due > now {
@@ -313,12 +330,31 @@ impl Connection {
         let mut w = Writer::new(&mut out.header);
         init.emit(&mut w, Type::Init);
         out.header_len = w.finish();
-        self.address(out, self.path_in_turn(self.attempt.path));
+        let paths = self.paths.len() as u32;
+        let i = self.attempt.path.checked_rem(paths).unwrap_or(0);
+        self.address(out, i);
+        if self.attempt.path >= paths {
+            // None of the own ports has led to a connection: others may.
+            out.source_port = self.any_port();
+        }
         self.attempt.path = self.attempt.path.wrapping_add(1);
         self.counters.handshakes_sent = self.counters.handshakes_sent.wrapping_add(1);
-        self.attempt.due = now.saturating_add(self.attempt.interval);
-        let most = if self.has_work() { RETRY_MAX } else { IDLE_MAX };
-        self.attempt.interval = self.attempt.interval.saturating_mul(2).min(most);
+        // Beside a connection that is up there is no hurry.
+        let hurry = self.state == ConnectionState::Connecting;
+        if self.attempt.copies == 0 {
+            self.attempt.tries = self.attempt.tries.saturating_add(1);
+            if self.attempt.tries > RETRY_ALONE && hurry {
+                self.attempt.copies = RETRY_COPIES;
+            }
+        }
+        self.attempt.copies = self.attempt.copies.saturating_sub(1);
+        if self.attempt.copies == 0 {
+            self.attempt.due = now.saturating_add(self.attempt.interval);
+            if self.attempt.tries >= RETRY_EAGER || !hurry {
+                let most = if self.has_work() { RETRY_MAX } else { IDLE_MAX };
+                self.attempt.interval = self.attempt.interval.saturating_mul(2).min(most);
+            }
+        }
         // A cookie that has become too old is asked for anew.
         if now.saturating_sub(self.attempt.cookie_at) > COOKIE_KEPT {
             self.attempt.cookie = 0;
@@ -326,9 +362,15 @@ impl Connection {
         true
     }
 
-    /// A path for the `n`th packet of the handshake.
-    fn path_in_turn(&self, n: u32) -> u32 {
-        n.checked_rem(self.paths.len() as u32).unwrap_or(0)
+    /// The peer has sent something for this connection: it is up there, and what would have
+    /// made it so here got lost.
+    pub(super) fn peer_is_up(&mut self, now: Time) {
+        if self.state == ConnectionState::Connecting {
+            self.attempt.tries = self.attempt.tries.min(RETRY_ALONE);
+            self.attempt.interval = RETRY_FIRST;
+            let soon = now.saturating_add(RETRY_KNOWN);
+            self.attempt.due = self.attempt.due.min(soon);
+        }
     }
 
     /// A packet of the handshake arrived.
@@ -347,8 +389,15 @@ impl Connection {
                 self.attempt.cookie_time = h.cookie_time;
                 self.attempt.cookie_at = now;
                 self.attempt.due = now;
-                // Over the path that has just worked.
-                self.attempt.path = self.attempt.path.wrapping_sub(1);
+                // Over the paths of which one has just worked.
+                let sent = if self.attempt.tries > RETRY_ALONE {
+                    u32::from(RETRY_COPIES)
+                } else {
+                    1
+                };
+                self.attempt.path = self.attempt.path.saturating_sub(sent);
+                self.attempt.interval = RETRY_FIRST;
+                self.attempt.copies = 0;
                 Ok(())
             }
             Body::Accept(h) => {

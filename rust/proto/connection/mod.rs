@@ -36,7 +36,7 @@ use super::api::{
     Transmit, DATA_OVERHEAD,
 };
 use super::congestion::{Pace, Shares, Ticket, INITIAL_PACKETS};
-use super::path::{Path, Record, OUTSTANDING_MAX};
+use super::path::{Content, Path, Record, OUTSTANDING_MAX};
 use super::recovery::{Margin, INITIAL_RTT};
 use super::stream::{PostError, State, Stream, StreamBlock};
 use super::wire::{CloseKind, Probe};
@@ -181,6 +181,16 @@ struct Tombstone {
     announce: u8,
 }
 
+/// A probe to be answered.
+#[derive(Clone, Copy)]
+struct Reply {
+    probe: Probe,
+    /// Over the path with its number first.
+    own: bool,
+    /// Times that it is still to be answered.
+    left: u8,
+}
+
 /// Acknowledgements to be sent.
 struct AckState {
     /// Paths with news.
@@ -200,10 +210,12 @@ struct AckState {
     rotor: u32,
     /// Marked packets of the batch so far.
     ce_in_batch: bool,
+    /// The next one goes over two paths: the peer has missed one.
+    twice: bool,
     /// Blocks NOT_READY for streams that packets named and that are not here.
     refused: Vec<StreamBlock>,
-    /// Probes to be answered, and how often.
-    replies: Vec<(Probe, u8)>,
+    /// Probes to be answered.
+    replies: Vec<Reply>,
 }
 
 /// Probing for the greatest packet that passes.
@@ -216,6 +228,42 @@ struct MtuSearch {
     rounds: u8,
     due: Time,
     challenge: u64,
+}
+
+/// Getting a few packets through while nothing at all is heard.
+#[derive(Clone, Copy, Default)]
+struct Rescue {
+    /// It goes on: packets that move take the most promising path, whatever its window.
+    running: bool,
+    /// Times in a row; until then the next one waits.
+    tries: u8,
+    due: Time,
+    /// When something was heard last.
+    heard: Time,
+    /// When the first question went unanswered since then; 0 is never.
+    since: Time,
+    /// When other paths were asked last.
+    asked: Time,
+    /// The last packet went over any path.
+    anywhere: bool,
+    /// The peer has said lately, until then, that it hears nothing.
+    peer_until: Time,
+    /// Copies that are still to be sent of `content`, over paths not in `used`.
+    copies: u8,
+    used: u64,
+    content: Option<Content>,
+}
+
+impl Rescue {
+    /// Something was heard.
+    fn over(&mut self, now: Time) {
+        self.heard = now;
+        self.tries = 0;
+        self.due = 0;
+        self.since = 0;
+        self.copies = 0;
+        self.content = None;
+    }
 }
 
 /// Send records for all paths of a connection; also what is left over. Made and dropped
@@ -258,6 +306,13 @@ pub struct Connection {
     /// Paths that are silent although later packets of others were acknowledged: a data
     /// packet on them tells.
     overdue: u64,
+    /// Paths that have worked when they were last tried.
+    proven: u64,
+    /// Good paths that were asked and have not answered: nothing new goes there.
+    silent: u64,
+    /// Of those, paths whose packets others have taken over.
+    emptied: u64,
+    rescue: Box<Rescue>,
     /// Paths whose state changed since the last event.
     changed: u64,
     rotor: u32,
@@ -384,6 +439,10 @@ impl Connection {
             donors: 0,
             probe: 0,
             overdue: 0,
+            proven: 0,
+            silent: 0,
+            emptied: 0,
+            rescue: try_box(Rescue::default())?,
             changed: 0,
             rotor: 0,
             run_path: 0,
@@ -426,6 +485,7 @@ impl Connection {
                 placing: 0,
                 rotor: 0,
                 ce_in_batch: false,
+                twice: false,
                 refused: Vec::with_capacity(REFUSALS)?,
                 replies: Vec::with_capacity(REPLIES)?,
             },
@@ -523,6 +583,11 @@ impl Connection {
             self.refresh(i);
         }
         records
+    }
+
+    /// The name of the peer's device ([`Config::instance`] there), once it is known.
+    pub fn peer_instance(&self) -> Option<u64> {
+        self.peer_instance
     }
 
     /// Paths for which there is memory.
@@ -835,12 +900,17 @@ impl Connection {
         self.donors = 0;
         self.probe = 0;
         self.overdue = 0;
+        self.proven = 0;
+        self.silent = 0;
+        self.emptied = 0;
+        *self.rescue = Rescue::default();
         self.home_probe = 0;
         self.homing = 0;
         self.inflight = 0;
         self.windows = u64::from(window).saturating_mul(u64::from(agreed.paths));
         self.newest = 0;
         self.path_timer = Time::MAX;
+        self.introduce_paths(now);
         self.ack.dirty = 0;
         self.ack.number = 0;
         self.ack.refused.clear();
@@ -1021,5 +1091,18 @@ impl Connection {
         }
         self.state = ConnectionState::Closed;
         self.event_closed = true;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    extern crate std;
+
+    /// It passes through kernel stacks while it is made.
+    #[test]
+    fn memory_as_stated() {
+        let size = core::mem::size_of::<super::Connection>();
+        std::println!("{size} bytes");
+        assert!(size <= 1024);
     }
 }

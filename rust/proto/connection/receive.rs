@@ -5,7 +5,7 @@
 #![forbid(unsafe_code)]
 
 use super::streams::List;
-use super::{Connection, ConnectionState, LATENESS_SHIFT, TOMBSTONE_LIFE};
+use super::{Connection, ConnectionState, Reply, LATENESS_SHIFT, TOMBSTONE_LIFE};
 use crate::proto::api::{Direction, Host, Opcode, Receive, RxInfo, StreamHeader, Time};
 use crate::proto::congestion::{caution, share_window, slack, Context};
 use crate::proto::path::{Acked, Arrival, Health, SendHalf, THRESHOLD_MAX};
@@ -30,6 +30,10 @@ const DOUBT: Time = 100_000_000;
 /// Times in a row that probes of a path were answered and its packets were lost, before
 /// packets are suspected to be too large for it.
 const MTU_DOUBT: u8 = 3;
+
+/// A probe is answered so often; and when its sender hears nothing.
+const REPLIES: u8 = 2;
+const REPLIES_DEAF: u8 = 4;
 
 /// The least round-trip time of the connection is taken anew this often.
 const LEAST_AGE: Time = 10_000_000_000;
@@ -69,6 +73,7 @@ impl Connection {
             Some(_) => {}
         }
         if !matches!(self.state, ConnectionState::Up | ConnectionState::Closing) {
+            self.peer_is_up(now);
             return Err(Drop::State);
         }
         match packet.body() {
@@ -130,6 +135,7 @@ impl Connection {
         match arrival {
             Arrival::Duplicate => {
                 self.counters.duplicate_request = self.counters.duplicate_request.wrapping_add(1);
+                self.ack.twice = true;
                 return Err(Drop::PathDuplicate);
             }
             Arrival::New { gap: true } => {
@@ -154,6 +160,8 @@ impl Connection {
         };
         let r = stream.receive(now, s, info.payload_len, host);
         match r {
+            // What said that it was here has not arrived.
+            Err(Drop::StreamDuplicate) => self.ack.twice = true,
             Ok(Receive::Place(_)) => self.ack.placing = self.ack.placing.saturating_add(1),
             Err(Drop::UnknownStream) => self.refuse(now, StreamBlock::not_ready(s)),
             _ => {}
@@ -304,7 +312,6 @@ impl Connection {
         if !path.tx.is_news(number) {
             return;
         }
-        path.alive = now;
         let news = b.received != path.peer_received;
         let marked = u32::from(b.ce.wrapping_sub(path.peer_ce));
         let marked = if marked < 0x8000 { marked } else { 0 };
@@ -376,6 +383,9 @@ impl Connection {
         // Spurious resends raise the gap threshold, calm lowers it.
         if spurious > 0 {
             self.counters.spurious = self.counters.spurious.wrapping_add(u64::from(spurious));
+        }
+        // What was resent without a gap says nothing about gaps.
+        if spurious > 0 && extent >= threshold {
             path.threshold = extent.max(threshold).saturating_add(1).min(THRESHOLD_MAX);
             path.calm = 0;
             path.window.undo();
@@ -461,6 +471,7 @@ impl Connection {
         // Silence is counted from here. A path that was left has its own timer.
         if path.health != Health::Failed {
             if news || any {
+                path.alive = now;
                 path.unanswered = 0;
                 path.probe = None;
                 path.nudged = false;
@@ -496,8 +507,12 @@ impl Connection {
         } else {
             self.lost &= !bit;
         }
-        if health == Health::Suspect && (news || any) {
-            self.revive(now, i);
+        if news || any {
+            match health {
+                Health::Good => self.heard(now, i),
+                Health::Suspect => self.revive(now, i),
+                Health::Failed => {}
+            }
         }
         self.refresh(i);
         if let Some(l) = last {
@@ -505,6 +520,9 @@ impl Connection {
         }
         if now.saturating_sub(self.least_since) > LEAST_AGE {
             self.least_since = now;
+            for p in self.paths.iter_mut() {
+                p.patience /= 2;
+            }
             self.least_rtt = self
                 .paths
                 .iter()
@@ -523,7 +541,7 @@ impl Connection {
             return;
         }
         self.next_scan = now.saturating_add(self.srtt / 4);
-        let mut mask = self.good & !self.overdue;
+        let mut mask = self.good & !self.overdue & !self.silent;
         while mask != 0 {
             let i = mask.trailing_zeros();
             mask &= mask.wrapping_sub(1);
@@ -550,20 +568,37 @@ impl Connection {
         let acknowledged = self.ack.dirty & 1u64 << (p.path & 63) == 0;
         if p.padding == 0 && acknowledged && path.rx.has_all(p.next) {
             self.doubt_until = now.saturating_add(DOUBT);
+            self.ack.twice = true;
         }
         // The newest probe of a path takes the place of an older one; what does not fit is
         // asked again.
-        let same = |(old, _): &&mut (Probe, u8)| old.path == p.path && old.padding == p.padding;
-        let copies = if self.agreed.paths > 1 { 2 } else { 1 };
+        let left = match (self.agreed.paths, p.deaf) {
+            (1, _) => 1,
+            (_, 0) => REPLIES,
+            _ => REPLIES_DEAF,
+        };
+        let reply = Reply {
+            probe: *p,
+            own: true,
+            left,
+        };
+        let same = |r: &&mut Reply| r.probe.path == p.path && r.probe.padding == p.padding;
         match self.ack.replies.iter_mut().find(same) {
-            Some(r) => *r = (*p, copies),
-            None => drop(self.ack.replies.push((*p, copies))),
+            Some(r) => *r = reply,
+            None => drop(self.ack.replies.push(reply)),
+        }
+        if p.deaf > 0 {
+            // It is the way back that fails, or it may be.
+            self.ack.twice = true;
+            let silence = self.srtt.saturating_mul(2).max(self.margin.pause());
+            self.rescue.peer_until = now.saturating_add(silence.saturating_mul(2));
+            self.ask_doubted(now);
         }
         Ok(())
     }
 
     fn receive_probe_reply(&mut self, now: Time, p: &Probe) -> Result<(), Drop> {
-        if self.mtu_reply(now, p) || self.home_reply(p) {
+        if self.mtu_reply(now, p) || self.home_reply(now, p) {
             return Ok(());
         }
         let i = usize::from(p.path);
@@ -614,16 +649,19 @@ impl Connection {
         };
         self.path_timer = self.path_timer.min(path.deadline);
         match path.health {
-            Health::Good => {}
+            Health::Good => self.heard(now, i),
             Health::Suspect => self.revive(now, i),
             Health::Failed => {
+                self.rescue.over(now);
                 // Small packets never make a path good.
                 path.replies = if pending.padding.saturating_add(64) >= full.saturating_sub(64) {
                     path.replies.saturating_add(1)
                 } else {
                     0
                 };
-                if path.replies >= 2 {
+                // With nothing better one is enough.
+                let needed = if self.good & !self.silent == 0 { 1 } else { 2 };
+                if path.replies >= needed {
                     self.revive(now, i);
                 } else {
                     path.deadline = now.saturating_add(path.silence(self.margin.pause()));
@@ -641,6 +679,7 @@ impl Connection {
 
     fn receive_queries(&mut self, now: Time, queries: &Queries<'_>) {
         self.ack.at_once = true;
+        self.ack.twice = true;
         self.ack_later(now);
         for q in queries.iter() {
             let dir = match q.dir {

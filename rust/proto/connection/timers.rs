@@ -6,10 +6,11 @@
 #![forbid(unsafe_code)]
 
 use super::streams::List;
+use super::transmit::first_from;
 use super::{Connection, ConnectionState, MtuSearch, PAYLOAD_MTU_MIN, PAYLOAD_UNIT};
 use crate::proto::api::{Direction, Time, DATA_OVERHEAD};
 use crate::proto::congestion::Window;
-use crate::proto::path::Health;
+use crate::proto::path::{Health, SendHalf, PATIENCE_MAX};
 use crate::proto::wire::Probe;
 
 /// A timer that is as late shows that the machine stood still: this time is not held
@@ -20,11 +21,14 @@ const STOOD_STILL: Time = 5_000_000;
 pub(super) const CLOSE_RETRY: Time = 100_000_000;
 const CLOSE_TRIES: u8 = 5;
 
-/// A path changes its port at most this often (each port is a flow for middle boxes).
-const ROTATION: Time = 1_000_000_000;
+/// A path changes its port at most this often (each port is a flow for middle boxes): the
+/// first time at once, then ever more seldom. After some peace it begins anew.
+const ROTATION_MIN: Time = 50_000_000;
+const ROTATION_MAX: Time = 1_000_000_000;
+const ROTATION_PEACE: Time = 4_000_000_000;
 
 /// A path that is away from its first port asks this often whether it works again.
-const HOME: Time = 500_000_000;
+const HOME: Time = 200_000_000;
 
 /// Unanswered probes of a suspect path before it is left.
 const FAIL_AFTER: u8 = 3;
@@ -32,6 +36,35 @@ const FAIL_AFTER: u8 = 3;
 /// Least time between two probes of a failed path, and greatest time between two probes.
 const PROBE_FAILED: Time = 10_000_000;
 const PROBE_MAX: Time = 500_000_000;
+
+/// Once a connection is up, its paths are tried one after the other, this far apart.
+const INTRODUCTION: Time = 250_000;
+
+/// What goes unanswered is repeated this often before the time in between doubles.
+const EAGER: u8 = 4;
+
+/// Other paths that are asked at a time while nothing is heard.
+const ASKED: u32 = 4;
+
+/// Paths of acknowledgements that are asked at a time when the peer hears nothing.
+const DOUBTED: u32 = 8;
+
+/// So many packets may be outstanding, over all paths, that they are sent over other paths
+/// while nothing is heard. Of more, some would have been answered.
+const FEW: u32 = 8;
+
+/// Copies of the first of them, the first time and later.
+const COPIES_FIRST: u8 = 1;
+const COPIES: u8 = 3;
+
+/// Greatest time between two such attempts.
+const RESCUE_MAX: Time = 64_000_000;
+
+/// For so long a good path that does not answer is asked as often as that.
+const HOPE: Time = 2_000_000_000;
+
+/// When nothing was heard for this long, ports are changed.
+const DEAF: Time = 25_000_000;
 
 /// Packets that a path which came back may have in flight at first.
 const REVIVED_PACKETS: u32 = 4;
@@ -62,14 +95,15 @@ impl Connection {
                 if self.streams.len() == 0 {
                     t = t.min(self.close_due);
                 }
-                let ready = self.lost & self.good != 0
+                let ready = self.losses() != 0
                     || self.donors != 0
+                    || self.rescue.content.is_some()
                     || self.streams.first(List::Send).is_some();
                 if ready {
                     let window = self.windows.min(u64::from(self.share_window));
                     if self.inflight == 0 || self.inflight < window {
                         let next = self.blocked_until.max(self.pace.next());
-                        if self.open != 0 || self.lost & self.good != 0 {
+                        if self.usable() != 0 || self.losses() != 0 || self.rescue.running {
                             t = t.min(next);
                         }
                     }
@@ -139,10 +173,12 @@ impl Connection {
 
     fn stream_timers(&mut self, now: Time) {
         self.stream_timer = Time::MAX;
+        // A question, no verdict: the lateness of machines does not count.
         let wait = self
             .srtt
             .saturating_mul(2)
-            .saturating_add(self.margin.get());
+            .saturating_add(self.margin.pause());
+        let doubled = |n: u8| wait << n.saturating_sub(EAGER).min(10);
         // Each slot once; those that still have a timer go back to the end.
         for _ in 0..self.streams.bound() {
             let Some(i) = self.streams.delist(List::Timer) else {
@@ -173,15 +209,14 @@ impl Connection {
                 };
                 let sent = slot.queries.get(d).copied().unwrap_or(0);
                 let base = if sent == 0 { since } else { slot.queried };
-                let due = base.saturating_add(wait << sent.min(10));
+                let due = base.saturating_add(doubled(sent));
                 if due <= now {
                     if let (Some(n), Some(q)) = (slot.queries.get_mut(d), slot.query.get_mut(d)) {
                         *n = sent.saturating_add(1);
                         *q = true;
                         ask = true;
                     }
-                    let next = wait << sent.saturating_add(1).min(10);
-                    timer = timer.min(now.saturating_add(next));
+                    timer = timer.min(now.saturating_add(doubled(sent.saturating_add(1))));
                 } else {
                     timer = timer.min(due);
                 }
@@ -232,29 +267,36 @@ impl Connection {
         match p.health {
             Health::Good => {
                 let Some(pending) = p.probe else {
-                    if !p.tx.is_outstanding() && self.probe & bit == 0 {
+                    let outstanding = p.tx.is_outstanding();
+                    if !outstanding && self.probe & bit == 0 && p.alive != 0 {
                         p.deadline = Time::MAX;
                         return;
                     }
-                    // Ask what has arrived; and ask another path as well, since its
-                    // answer is what tells failure from a machine that stood still.
+                    // Ask what has arrived.
                     p.deadline = now.saturating_add(p.silence(pause));
                     self.probe |= bit;
-                    self.ask_another(now, i);
+                    if outstanding {
+                        self.unheard(now, i);
+                    }
                     return;
                 };
                 p.unanswered = p.unanswered.saturating_add(1);
                 let judged = now >= pending.first.saturating_add(p.answer_time(margin));
-                if judged && newest >= pending.first && self.good & !bit != 0 {
+                if judged && newest >= pending.first && self.good & !self.silent & !bit != 0 {
                     self.suspect(now, i);
                     return;
                 }
                 // The probe or its answer may be lost as well; and when nobody progresses,
                 // neither network nor peer is to blame on one path. Ask again.
-                let wait = p.silence(pause) << p.unanswered.min(10);
-                p.deadline = now.saturating_add(wait.min(PROBE_MAX));
+                let wait = p.silence(pause) << p.unanswered.saturating_sub(EAGER).min(10);
+                let most = if now.saturating_sub(pending.first) < HOPE {
+                    RESCUE_MAX
+                } else {
+                    PROBE_MAX
+                };
+                p.deadline = now.saturating_add(wait.min(most));
                 self.probe |= bit;
-                self.ask_another(now, i);
+                self.unheard(now, i);
             }
             Health::Suspect => {
                 let heard = p.probe.is_some_and(|q| newest >= q.sent);
@@ -267,7 +309,7 @@ impl Connection {
                 p.deadline = now.saturating_add(wait.min(PROBE_MAX));
                 self.probe |= bit;
                 if !heard {
-                    self.ask_another(now, i);
+                    self.ask_others(now, i);
                 }
             }
             Health::Failed => {
@@ -286,24 +328,277 @@ impl Connection {
         }
     }
 
-    /// Probes a good path besides `i` that has nothing outstanding of its own.
-    fn ask_another(&mut self, now: Time, i: usize) {
-        let others = self.good & !(1u64 << (i & 63)) & !self.probe;
-        if others == 0 {
+    /// Lets every path be tried, so that it is known which ones work before much depends
+    /// on one.
+    pub(super) fn introduce_paths(&mut self, now: Time) {
+        if self.loopback {
             return;
         }
-        let start = (self.ack.rotor.wrapping_add(i as u32)) & 63;
-        let upper = others & (u64::MAX << start);
-        let j = if upper != 0 { upper } else { others }.trailing_zeros();
-        let margin = self.margin.get();
-        if let Some(p) = self.paths.get_mut(j as usize) {
-            if p.probe.is_none() {
-                self.probe |= 1u64 << (j & 63);
-                if p.deadline == Time::MAX {
-                    p.deadline = now.saturating_add(p.answer_time(margin));
+        let n = usize::from(self.agreed.paths);
+        let mut at = now;
+        for p in self.paths.iter_mut().take(n) {
+            at = at.saturating_add(INTRODUCTION);
+            p.deadline = at;
+        }
+        self.path_timer = now.saturating_add(INTRODUCTION);
+    }
+
+    /// Good path `i` has not answered in time. It gets nothing new until it does. What it
+    /// has outstanding is sent elsewhere as soon as somebody else is heard: a verdict takes
+    /// its time, a duplicate costs little. A few packets do not even wait for that.
+    fn unheard(&mut self, now: Time, i: usize) {
+        let bit = 1u64 << (i & 63);
+        self.silent |= bit;
+        self.proven &= !bit;
+        self.overdue &= !bit;
+        let newest = self.newest;
+        let pause = self.margin.pause();
+        let calm = self.good & !self.silent != 0;
+        let few = self.carries_few();
+        let due = self.rescue.due;
+        let Some(p) = self.paths.get_mut(i) else {
+            return;
+        };
+        let (since, asked) = match p.probe {
+            Some(q) => (q.first, true),
+            None => (p.sent.saturating_add(1), false),
+        };
+        let heard = newest >= since;
+        let silence = p.silence(pause);
+        if self.emptied & bit == 0 && p.tx.is_outstanding() {
+            if heard && calm {
+                self.empty(i);
+                return;
+            }
+            if few && now < due {
+                p.deadline = p.deadline.min(due);
+                self.path_timer = self.path_timer.min(due);
+                return;
+            }
+            if few {
+                self.rescue(now, i);
+            }
+        }
+        if now.saturating_sub(self.rescue.heard) >= silence {
+            if self.rescue.since == 0 {
+                self.rescue.since = now;
+            }
+            self.ask_others(now, i);
+        }
+        let deaf = self.rescue.since != 0 && now.saturating_sub(self.rescue.since) > DEAF;
+        let alone = self.good & !bit == 0 && asked && now.saturating_sub(since) > DEAF;
+        if deaf || alone {
+            self.rotate(now, i);
+        }
+    }
+
+    /// Whether few packets that carry something wait for an acknowledgement.
+    fn carries_few(&self) -> bool {
+        let mut n = 0u32;
+        let mut mask = self.good & !self.emptied;
+        while mask != 0 && n <= FEW {
+            let i = mask.trailing_zeros();
+            mask &= mask.wrapping_sub(1);
+            if let Some(p) = self.paths.get(i as usize) {
+                n = n.saturating_add(p.tx.carries(FEW.saturating_add(1)));
+            }
+        }
+        n <= FEW
+    }
+
+    /// What path `i` has outstanding is to be sent over others, under numbers of theirs.
+    fn empty(&mut self, i: usize) {
+        let bit = 1u64 << (i & 63);
+        let Some(p) = self.paths.get_mut(i) else {
+            return;
+        };
+        let bytes = p.tx.donate_all();
+        self.inflight = self.inflight.saturating_sub(u64::from(bytes));
+        if p.tx.has_donations() {
+            self.donors |= bit;
+        }
+        if p.tx.has_lost() {
+            self.lost |= bit;
+        }
+        // Numbers that carry nothing any more wait until it is heard of.
+        self.emptied |= bit;
+        self.refresh(i);
+    }
+
+    /// Nothing is heard: the few packets that path `i` has outstanding try their luck over
+    /// others, the first of them over several.
+    fn rescue(&mut self, now: Time, i: usize) {
+        let bit = 1u64 << (i & 63);
+        let tries = self.rescue.tries;
+        let pause = self.margin.pause();
+        let alone = self.good & !bit == 0;
+        let Some(p) = self.paths.get_mut(i) else {
+            return;
+        };
+        let wait = p.silence(pause) << tries.saturating_sub(EAGER).min(10);
+        if alone {
+            let before = p.tx.inflight();
+            p.tx.give_up();
+            let bytes = before.saturating_sub(p.tx.inflight());
+            self.inflight = self.inflight.saturating_sub(u64::from(bytes));
+            if p.tx.has_lost() {
+                self.lost |= bit;
+            }
+            self.refresh(i);
+        } else {
+            self.empty(i);
+            if self.donors & bit == 0 {
+                return;
+            }
+            self.rescue.running = true;
+            self.rescue.content = None;
+            self.rescue.copies = if tries == 0 { COPIES_FIRST } else { COPIES };
+            self.rescue.used = bit;
+        }
+        self.rescue.tries = tries.saturating_add(1);
+        if tries >= EAGER {
+            self.rescue.due = now.saturating_add(wait.min(RESCUE_MAX));
+        }
+    }
+
+    /// The peer hears nothing: paths that carry acknowledgements alone are asked, since they
+    /// know nothing of their own silence.
+    pub(super) fn ask_doubted(&mut self, now: Time) {
+        let pause = self.margin.pause();
+        let mut mask = self.good & !self.silent & !self.probe;
+        let mut left = DOUBTED;
+        while mask != 0 && left != 0 {
+            let i = first_from(mask, self.ack.rotor);
+            mask &= !(1u64 << (i & 63));
+            let Some(p) = self.paths.get_mut(i as usize) else {
+                break;
+            };
+            let lately = now.saturating_sub(p.alive) < pause.saturating_mul(2);
+            if p.probe.is_some() || p.tx.is_outstanding() || lately {
+                continue;
+            }
+            left = left.wrapping_sub(1);
+            self.probe |= 1u64 << (i & 63);
+            let soon = now.saturating_add(p.silence(pause));
+            p.deadline = p.deadline.min(soon);
+            self.path_timer = self.path_timer.min(soon);
+        }
+    }
+
+    /// Path `i` has shown that it works: what was sent on it later than what others are
+    /// silent about has arrived.
+    pub(super) fn heard(&mut self, now: Time, i: usize) {
+        let bit = 1u64 << (i & 63);
+        self.proven |= bit;
+        self.silent &= !bit;
+        self.rescue.over(now);
+        if self.emptied & bit != 0 {
+            self.emptied &= !bit;
+            self.donors &= !bit;
+            if let Some(p) = self.paths.get_mut(i) {
+                p.tx.keep_donations();
+                if p.tx.has_lost() {
+                    self.lost |= bit;
                 }
             }
         }
+        // The others soon, if they are not heard as well.
+        let mut mask = self.silent & !self.emptied;
+        while mask != 0 {
+            let j = mask.trailing_zeros();
+            mask &= mask.wrapping_sub(1);
+            let Some(p) = self.paths.get_mut(j as usize) else {
+                break;
+            };
+            if p.tx.is_outstanding() && p.probe.is_some_and(|q| q.first <= self.newest) {
+                let soon = now.saturating_add(p.rtt.smoothed() / 2);
+                p.deadline = p.deadline.min(soon);
+                self.path_timer = self.path_timer.min(soon);
+            }
+        }
+    }
+
+    /// Probes some paths besides `i`: good ones, first those that worked last; ones that
+    /// are not, before their time; and the ports that paths began with.
+    pub(super) fn ask_others(&mut self, now: Time, i: usize) {
+        let bit = 1u64 << (i & 63);
+        let pause = self.margin.pause();
+        let unit = self.srtt.saturating_mul(2).max(pause);
+        if now.saturating_sub(self.rescue.asked) < unit {
+            return;
+        }
+        self.rescue.asked = now;
+        let mut candidates = self.good & !bit & !self.probe;
+        let mut left = ASKED;
+        while candidates != 0 && left != 0 {
+            let Some(j) = self.latest_proven(candidates) else {
+                break;
+            };
+            candidates &= !(1u64 << (j & 63));
+            let Some(p) = self.paths.get_mut(j as usize) else {
+                break;
+            };
+            if p.probe.is_some() {
+                continue;
+            }
+            left = left.wrapping_sub(1);
+            self.probe |= 1u64 << (j & 63);
+            let soon = now.saturating_add(p.silence(pause));
+            p.deadline = p.deadline.min(soon);
+            self.path_timer = self.path_timer.min(soon);
+        }
+        let soon = now.saturating_add(pause);
+        let mut bad = self.path_mask() & !self.good & !bit;
+        let start = self.draw() as u32;
+        let mut left = ASKED;
+        while bad != 0 && left != 0 {
+            let j = first_from(bad, start);
+            bad &= !(1u64 << (j & 63));
+            let Some(p) = self.paths.get_mut(j as usize) else {
+                break;
+            };
+            left = left.wrapping_sub(1);
+            p.unanswered = 0;
+            p.deadline = p.deadline.min(soon);
+            self.path_timer = self.path_timer.min(soon);
+        }
+        if self.home_timer != Time::MAX {
+            let mut away = self.path_mask() & !self.proven;
+            let mut left = ASKED;
+            while away != 0 && left != 0 {
+                let j = first_from(away, start);
+                away &= !(1u64 << (j & 63));
+                if self.paths.get(j as usize).is_some_and(|p| p.port != p.home) {
+                    left = left.wrapping_sub(1);
+                    self.home_probe |= 1u64 << (j & 63);
+                }
+            }
+        }
+    }
+
+    /// Of some paths, the one that has shown last that it works; of equals the next in turn.
+    pub(super) fn latest_proven(&self, mut mask: u64) -> Option<u32> {
+        let mut best: Option<(bool, Time, u32, u32)> = None;
+        while mask != 0 {
+            let i = mask.trailing_zeros();
+            mask &= mask.wrapping_sub(1);
+            let Some(p) = self.paths.get(i as usize) else {
+                break;
+            };
+            // Nothing in flight: a path that has may be just as silent.
+            let idle = p.tx.inflight() == 0;
+            let proven = if self.proven & 1u64 << (i & 63) != 0 {
+                p.alive
+            } else {
+                0
+            };
+            let turn = self.rotor.wrapping_sub(i).wrapping_sub(1) & 63;
+            let this = (idle, proven, turn, i);
+            if best.is_none_or(|b| (this.0, this.1, this.2) > (b.0, b.1, b.2)) {
+                best = Some(this);
+            }
+        }
+        best.map(|b| b.3)
     }
 
     /// Path `i` is silent while others are not: its packets move.
@@ -324,6 +619,9 @@ impl Connection {
         self.lost &= !bit;
         self.overdue &= !bit;
         self.homing &= !bit;
+        self.proven &= !bit;
+        self.silent &= !bit;
+        self.emptied &= !bit;
         self.probe |= bit;
         if p.tx.has_donations() {
             self.donors |= bit;
@@ -356,14 +654,25 @@ impl Connection {
         self.refresh(i);
     }
 
-    /// Gives path `i` another port, if it has had its own for a while.
+    /// A source port drawn at random.
+    pub(super) fn any_port(&mut self) -> u16 {
+        let drawn = (self.draw() & 0x3fff) as u16;
+        self.cfg.port_base.wrapping_add(drawn)
+    }
+
+    /// Gives path `i` another port, if it has had its own for some time.
     fn rotate(&mut self, now: Time, i: usize) {
-        let port = self
-            .cfg
-            .port_base
-            .wrapping_add((self.draw() & 0x3fff) as u16);
+        let port = self.any_port();
         if let Some(p) = self.paths.get_mut(i) {
-            if p.rotated == 0 || now.saturating_sub(p.rotated) >= ROTATION {
+            let kept = now.saturating_sub(p.rotated);
+            if p.rotated == 0 || kept > ROTATION_PEACE {
+                p.rotations = 0;
+            }
+            let wait = ROTATION_MIN
+                .saturating_mul(p.rotations.into())
+                .min(ROTATION_MAX);
+            if kept >= wait {
+                p.rotations = p.rotations.saturating_add(1);
                 p.port = port;
                 p.rotated = now.max(1);
                 p.home_replies = 0;
@@ -383,7 +692,7 @@ impl Connection {
             Health::Good => return,
             Health::Suspect => {
                 // The verdict was wrong or the trouble short.
-                p.patience = p.patience.saturating_add(1).min(6);
+                p.patience = p.patience.saturating_add(1).min(PATIENCE_MAX);
                 p.tx.keep_donations();
             }
             Health::Failed => {
@@ -396,6 +705,7 @@ impl Connection {
         p.replies = 0;
         p.probe = None;
         p.alive = now;
+        self.rescue.over(now);
         self.donors &= !bit;
         if p.tx.has_lost() {
             self.lost |= bit;
@@ -403,6 +713,7 @@ impl Connection {
         p.deadline = Time::MAX;
         self.windows = self.windows.saturating_add(u64::from(p.window.bytes()));
         self.good |= bit;
+        self.proven |= bit;
         self.changed |= bit;
         self.counters.path_recovered = self.counters.path_recovered.wrapping_add(1);
         self.refresh(i);
@@ -433,7 +744,7 @@ impl Connection {
     }
 
     /// Whether the reply is to a probe over a first port.
-    pub(super) fn home_reply(&mut self, p: &Probe) -> bool {
+    pub(super) fn home_reply(&mut self, now: Time, p: &Probe) -> bool {
         let i = usize::from(p.path);
         let Some(path) = self.paths.get_mut(i) else {
             return false;
@@ -444,9 +755,25 @@ impl Connection {
         path.home_challenge = 0;
         path.home_replies = path.home_replies.saturating_add(1);
         self.counters.probe_replies = self.counters.probe_replies.wrapping_add(1);
-        if path.home_replies >= 2 && path.health == Health::Good {
-            self.homing |= 1u64 << (i & 63);
-            self.refresh(i);
+        self.newest = self.newest.max(SendHalf::time_of(now, p.timestamp));
+        // The port it has now does not work: what is outstanding there is lost anyway.
+        let nothing_better = self.good & !self.silent == 0;
+        match path.health {
+            Health::Good if self.silent & 1u64 << (i & 63) != 0 => {
+                path.alive = now;
+                self.go_home(i);
+                self.heard(now, i);
+            }
+            Health::Good if path.home_replies >= 2 => {
+                self.homing |= 1u64 << (i & 63);
+                self.refresh(i);
+            }
+            Health::Good => {}
+            Health::Suspect | Health::Failed if nothing_better => {
+                self.go_home(i);
+                self.revive(now, i);
+            }
+            Health::Suspect | Health::Failed => {}
         }
         true
     }
@@ -489,9 +816,7 @@ impl Connection {
             return false;
         }
         self.counters.probe_replies = self.counters.probe_replies.wrapping_add(1);
-        self.newest = self
-            .newest
-            .max(crate::proto::path::SendHalf::time_of(now, p.timestamp));
+        self.newest = self.newest.max(SendHalf::time_of(now, p.timestamp));
         self.mtu.probing = 0;
         true
     }

@@ -5,7 +5,7 @@
 #![forbid(unsafe_code)]
 
 use super::streams::List;
-use super::{Connection, ConnectionState, MtuSearch, LATENESS_SHIFT, PATHS_MAX};
+use super::{Connection, ConnectionState, MtuSearch, Reply, LATENESS_SHIFT, PATHS_MAX};
 use crate::proto::api::{Direction, Payload, StreamHeader, Time, Transmit, DATA_OVERHEAD};
 use crate::proto::path::{Content, Health, Pending, OUTSTANDING_MAX};
 use crate::proto::wire::{
@@ -24,6 +24,9 @@ const RUN: u32 = 16 << 10;
 /// Between two packets that ask for an acknowledgement because a window closed.
 const REQUEST_PACKETS: u32 = 4;
 const REQUEST_BYTES: u32 = 16 << 10;
+
+/// Streams whose blocks an acknowledgement that is sent twice repeats.
+const TOLD_TWICE: usize = 8;
 
 /// After the local queue was full.
 const BLOCKED: Time = 50_000;
@@ -57,7 +60,7 @@ impl Connection {
         if self.poll_mtu(now, out) {
             return true;
         }
-        if self.streams.first(List::Query).is_some() && self.poll_query(out) {
+        if self.streams.first(List::Query).is_some() && self.poll_query(now, out) {
             return true;
         }
         self.poll_data(now, out)
@@ -81,8 +84,16 @@ impl Connection {
         sent
     }
 
+    /// Paths on which lost packets are to be sent again.
+    pub(super) fn losses(&self) -> u64 {
+        self.lost & self.good & !self.emptied
+    }
+
     fn next_data(&mut self, now: Time, out: &mut Transmit) -> bool {
-        let lost = self.lost & self.good;
+        let lost = self.losses();
+        if self.rescue.content.is_some() && now >= self.blocked_until && self.send_copy(now, out) {
+            return true;
+        }
         if lost == 0 && self.donors == 0 && self.streams.first(List::Send).is_none() {
             self.limited = false;
             return false;
@@ -165,7 +176,13 @@ impl Connection {
                 return false;
             }
             let d = self.donors.trailing_zeros();
-            let Some(i) = self.pick() else {
+            let picked = if self.rescue.running {
+                self.pick_rescue(1u64 << (d & 63))
+            } else {
+                self.pick()
+            };
+            let Some(i) = picked else {
+                self.rescue.running = false;
                 self.limited = true;
                 return false;
             };
@@ -175,9 +192,14 @@ impl Connection {
             let content = donor.tx.take_donation();
             if !donor.tx.has_donations() {
                 self.donors &= !(1u64 << (d & 63));
-                // A failed path waits for this before it begins anew.
-                donor.deadline = donor.deadline.min(now);
-                self.path_timer = self.path_timer.min(donor.deadline);
+                if donor.health != Health::Good {
+                    // A failed path waits for this before it begins anew.
+                    donor.deadline = donor.deadline.min(now);
+                    self.path_timer = self.path_timer.min(donor.deadline);
+                }
+                if self.donors == 0 {
+                    self.rescue.running = false;
+                }
             }
             let Some(c) = content else {
                 continue;
@@ -197,6 +219,10 @@ impl Connection {
                 return false;
             };
             let (sequence, timestamp) = path.tx.push(now, Some(c), len);
+            if self.rescue.copies != 0 && self.rescue.content.is_none() {
+                self.rescue.content = Some(c);
+                self.rescue.used |= 1u64 << (i & 63);
+            }
             self.counters.moved = self.counters.moved.wrapping_add(1);
             self.counters.retransmits = self.counters.retransmits.wrapping_add(1);
             Self::blank(out);
@@ -207,6 +233,56 @@ impl Connection {
             return true;
         }
         false
+    }
+
+    /// Sends a copy of a packet that another path is responsible for: under a number that
+    /// carries nothing should it be sent again.
+    fn send_copy(&mut self, now: Time, out: &mut Transmit) -> bool {
+        let Some(c) = self.rescue.content else {
+            return false;
+        };
+        let mut header = StreamHeader::default();
+        let needed = match self.streams.stream_of(c.stream.0, c.generation) {
+            Some(s) if s.rebuild(c.packet, &mut header) => Some(s.payload(c.packet)),
+            _ => None,
+        };
+        let i = self.pick_rescue(self.rescue.used);
+        let (Some(payload), Some(i)) = (needed, i) else {
+            self.rescue.content = None;
+            return false;
+        };
+        self.rescue.used |= 1u64 << (i & 63);
+        self.rescue.copies = self.rescue.copies.saturating_sub(1);
+        if self.rescue.copies == 0 {
+            self.rescue.content = None;
+        }
+        let len = wire_len(&payload);
+        let Some(path) = self.paths.get_mut(i as usize) else {
+            return false;
+        };
+        let (sequence, timestamp) = path.tx.push(now, None, len);
+        self.counters.retransmits = self.counters.retransmits.wrapping_add(1);
+        Self::blank(out);
+        out.resend = true;
+        out.may_fragment = self.is_too_large(&payload);
+        out.payload = payload;
+        self.finish_data(now, i, sequence, timestamp, len, &header, out);
+        true
+    }
+
+    /// The most promising path for a packet that has to get through, besides `used`.
+    fn pick_rescue(&self, used: u64) -> Option<u32> {
+        let mut room = self.good & !used;
+        let mut mask = room;
+        while mask != 0 {
+            let i = mask.trailing_zeros();
+            mask &= mask.wrapping_sub(1);
+            if !self.paths.get(i as usize).is_some_and(|p| p.tx.has_room()) {
+                room &= !(1u64 << (i & 63));
+            }
+        }
+        let calm = room & !self.silent;
+        self.latest_proven(if calm != 0 { calm } else { room })
     }
 
     /// Sends a new packet of the stream whose turn it is.
@@ -315,16 +391,18 @@ impl Connection {
         let pause = self.margin.pause();
         let remote_cid = self.remote_cid;
         let window = self.windows.min(u64::from(self.share_window));
-        let idle = self.streams.first(List::Send).is_none()
-            && self.lost & self.good == 0
-            && self.donors == 0;
+        let idle =
+            self.streams.first(List::Send).is_none() && self.losses() == 0 && self.donors == 0;
         let Some(path) = self.paths.get_mut(i as usize) else {
             return;
         };
         path.sent = now;
-        if path.deadline == Time::MAX {
-            path.deadline = now.saturating_add(path.silence(pause));
-            self.path_timer = self.path_timer.min(path.deadline);
+        // Should it have been emptied, it is not any more.
+        self.emptied &= !(1u64 << (i & 63));
+        let silence = now.saturating_add(path.silence(pause));
+        if path.deadline > silence {
+            path.deadline = silence;
+            self.path_timer = self.path_timer.min(silence);
         }
         if self.overdue & (1u64 << (i & 63)) != 0 {
             self.overdue &= !(1u64 << (i & 63));
@@ -335,7 +413,7 @@ impl Connection {
         let due = self.since_request_packets >= REQUEST_PACKETS
             || self.since_request_bytes >= REQUEST_BYTES
             || u64::from(self.since_request_bytes).saturating_mul(2) >= window;
-        let ack_request = idle || (closed && due) || path.nudged;
+        let ack_request = idle || (closed && due) || path.nudged || self.rescue.running;
         if ack_request {
             self.since_request_packets = 0;
             self.since_request_bytes = 0;
@@ -354,10 +432,20 @@ impl Connection {
         self.refresh(i as usize);
     }
 
+    /// Paths with room for new packets. Those that do not answer get nothing while there are
+    /// others, even if these are full.
+    pub(super) fn usable(&self) -> u64 {
+        if self.good & !self.silent != 0 {
+            self.open & !self.silent
+        } else {
+            self.open
+        }
+    }
+
     /// The path for a new packet: one that needs to be heard of, else the one with the
     /// least in flight among those with room.
     fn pick(&self) -> Option<u32> {
-        let overdue = self.overdue & self.good;
+        let overdue = self.overdue & self.good & !self.silent;
         if overdue != 0 {
             let i = overdue.trailing_zeros();
             // Its window may be closed, by what is lost: one packet more is what it takes.
@@ -365,13 +453,14 @@ impl Connection {
                 return Some(i);
             }
         }
-        if self.run_left != 0 && self.open & (1u64 << (self.run_path & 63)) != 0 {
+        let mut mask = self.usable();
+        if self.run_left != 0 && mask & (1u64 << (self.run_path & 63)) != 0 {
             return Some(self.run_path);
         }
-        let mut mask = self.open;
         // Begin where the last choice ended, so that equals take turns.
         let start = self.rotor & (PATHS_MAX as u32 - 1);
         let mut best: Option<(u32, u32)> = None;
+        let mut idle = None;
         let mut upper = mask & (u64::MAX << start);
         mask &= !(u64::MAX << start);
         loop {
@@ -385,13 +474,16 @@ impl Connection {
             upper &= upper.wrapping_sub(1);
             let load = self.load.get(i as usize).copied().unwrap_or(u32::MAX);
             if load == 0 {
-                return Some(i);
-            }
-            if best.is_none_or(|(l, _)| load < l) {
+                if self.proven & 1u64 << (i & 63) != 0 {
+                    return Some(i);
+                }
+                // Nobody knows whether it works.
+                idle = idle.or(Some(i));
+            } else if best.is_none_or(|(l, _)| load < l) {
                 best = Some((load, i));
             }
         }
-        best.map(|(_, i)| i)
+        idle.or(best.map(|(_, i)| i))
     }
 
     /// Path `i` may have got or lost room.
@@ -425,18 +517,37 @@ impl Connection {
     }
 
     /// Path for a packet that belongs to none: the good ones in turn.
-    fn next_good(&mut self, but: Option<u32>) -> u32 {
-        let mut mask = self.good;
-        if let Some(i) = but {
-            mask &= !(1u64 << (i & 63));
+    pub(super) fn next_good(&mut self, now: Time, but: Option<u32>) -> u32 {
+        // While nothing is heard nobody knows what works: then any may be the one, and every
+        // other packet goes anywhere.
+        let mut deaf = self.rescue.since != 0 || now < self.rescue.peer_until;
+        if deaf && self.proven != 0 {
+            self.rescue.anywhere = !self.rescue.anywhere;
+            deaf = self.rescue.anywhere;
         }
-        if mask == 0 {
-            mask = self.good | self.path_mask() & u64::from(self.good == 0);
+        let mut mask = if deaf || self.good == 0 {
+            self.path_mask()
+        } else {
+            self.good
+        };
+        let others = but.map_or(u64::MAX, |i| !(1u64 << (i & 63)));
+        let better = [others, self.proven, !self.silent];
+        for better in better.into_iter().take(if deaf { 1 } else { 3 }) {
+            if mask & better != 0 {
+                mask &= better;
+            }
         }
         if mask == 0 {
             return 0;
         }
-        let i = first_from(mask, self.ack.rotor);
+        // In turn; at random while nothing is heard, so that no pattern always meets the
+        // dead ones.
+        let start = if deaf {
+            self.draw() as u32
+        } else {
+            self.ack.rotor
+        };
+        let i = first_from(mask, start);
         self.ack.rotor = i.wrapping_add(1) & (PATHS_MAX as u32 - 1);
         i
     }
@@ -461,6 +572,10 @@ impl Connection {
             return false;
         }
         let h = self.ack_header();
+        let again = core::mem::take(&mut self.ack.twice);
+        let told_paths = self.ack.dirty;
+        let mut told_streams = [(0u32, [false; 2]); TOLD_TWICE];
+        let mut told = 0;
         Self::blank(out);
         let mut w = Writer::new(&mut out.header);
         let mut a = AckWriter::new(&mut w, self.remote_cid, &h);
@@ -510,18 +625,33 @@ impl Connection {
             let Some(s) = slot.stream.as_deref() else {
                 continue;
             };
+            if let Some(t) = told_streams.get_mut(told).filter(|_| again) {
+                *t = (i, dirty);
+                told = told.saturating_add(1);
+            }
             for (d, dir) in dirty.iter().zip([Direction::Request, Direction::Response]) {
                 if *d {
                     a.stream(&s.block(dir));
                 }
             }
         }
-        let more = left != 0
+        if again {
+            self.ack.dirty = told_paths;
+            for (i, dirty) in told_streams.iter().take(told) {
+                if let Some(slot) = self.streams.slot_mut(*i) {
+                    for (d, t) in slot.dirty.iter_mut().zip(dirty) {
+                        *d |= *t;
+                    }
+                }
+                self.streams.enlist(List::Dirty, *i);
+            }
+        }
+        let more = self.ack.dirty != 0
             || tombs
             || !self.ack.refused.is_empty()
             || self.streams.first(List::Dirty).is_some();
         out.header_len = w.finish();
-        let i = self.next_good(None);
+        let i = self.next_good(now, None);
         self.address(out, i);
         self.keep_alive(now, i);
         self.counters.acks_sent = self.counters.acks_sent.wrapping_add(1);
@@ -562,7 +692,7 @@ impl Connection {
 
     /// Answers a probe: over the path with its number, then over another one.
     fn poll_reply(&mut self, now: Time, out: &mut Transmit) -> bool {
-        let Some((probe, left)) = self.ack.replies.last().copied() else {
+        let Some(Reply { probe, own, left }) = self.ack.replies.last().copied() else {
             return false;
         };
         let h = self.ack_header();
@@ -574,27 +704,39 @@ impl Connection {
         let mut a = ProbeReply::begin(&mut w, self.remote_cid, &probe, &h);
         a.path(&p.rx.block(now, probe.path));
         out.header_len = w.finish();
-        let own = u32::from(probe.path);
-        let i = if left == 2 {
-            own
+        let number = u32::from(probe.path);
+        let works = self.good & !self.silent & 1u64 << (number & 63) != 0;
+        let i = if own && (works || self.agreed.paths == 1) {
+            number
         } else {
-            self.next_good(Some(own))
+            self.next_good(now, Some(number))
         };
         self.address(out, i);
-        if left > 1 {
-            if let Some(r) = self.ack.replies.last_mut() {
-                r.1 = 1;
+        match self.ack.replies.last_mut() {
+            Some(r) if left > 1 => {
+                r.own = false;
+                r.left = left.wrapping_sub(1);
             }
-        } else {
-            self.ack.replies.pop();
+            _ => drop(self.ack.replies.pop()),
         }
         true
+    }
+
+    /// For how many times of silence nothing at all was heard.
+    fn deafness(&self, now: Time) -> u8 {
+        if self.rescue.since == 0 {
+            return 0;
+        }
+        let unit = self.srtt.saturating_mul(2).max(self.margin.pause());
+        let n = now.saturating_sub(self.rescue.since).checked_div(unit);
+        n.and_then(|n| u8::try_from(n).ok()).unwrap_or(u8::MAX)
     }
 
     fn poll_probe(&mut self, now: Time, out: &mut Transmit) -> bool {
         let i = self.probe.trailing_zeros();
         self.probe &= self.probe.wrapping_sub(1);
         let challenge = self.draw();
+        let deaf = self.deafness(now);
         let full = self.agreed.payload_mtu.saturating_add(PAYLOAD_PROBE);
         let Some(p) = self.paths.get_mut(i as usize) else {
             return false;
@@ -603,6 +745,7 @@ impl Connection {
         let stamp = p.tx.stamp(now);
         let probe = Probe {
             path: i as u8,
+            deaf,
             epoch: p.tx.epoch,
             next: p.tx.next(),
             timestamp: stamp,
@@ -625,6 +768,7 @@ impl Connection {
         let i = self.home_probe.trailing_zeros();
         self.home_probe &= self.home_probe.wrapping_sub(1);
         let challenge = self.draw();
+        let deaf = self.deafness(now);
         let padding = self.agreed.payload_mtu.saturating_add(PAYLOAD_PROBE);
         let Some(p) = self.paths.get_mut(i as usize) else {
             return false;
@@ -632,6 +776,7 @@ impl Connection {
         p.home_challenge = challenge;
         let probe = Probe {
             path: i as u8,
+            deaf,
             epoch: p.tx.epoch,
             next: p.tx.next(),
             timestamp: p.tx.stamp(now),
@@ -656,7 +801,7 @@ impl Connection {
         self.counters.probes_sent = self.counters.probes_sent.wrapping_add(1);
     }
 
-    fn poll_query(&mut self, out: &mut Transmit) -> bool {
+    fn poll_query(&mut self, now: Time, out: &mut Transmit) -> bool {
         Self::blank(out);
         let mut w = Writer::new(&mut out.header);
         let mut q = QueryWriter::new(&mut w, self.remote_cid);
@@ -693,7 +838,7 @@ impl Connection {
             return false;
         }
         out.header_len = w.finish();
-        let i = self.next_good(None);
+        let i = self.next_good(now, None);
         self.address(out, i);
         self.counters.queries_sent = self.counters.queries_sent.wrapping_add(1);
         true
@@ -716,7 +861,7 @@ impl Connection {
         let mut w = Writer::new(&mut out.header);
         Close { kind, number }.emit(&mut w, self.remote_cid);
         out.header_len = w.finish();
-        let i = self.next_good(None);
+        let i = self.next_good(now, None);
         self.address(out, i);
         true
     }
@@ -727,12 +872,14 @@ impl Connection {
             return false;
         }
         let challenge = self.draw();
-        let i = self.next_good(None);
+        let deaf = self.deafness(now);
+        let i = self.next_good(now, None);
         let Some(p) = self.paths.get_mut(i as usize) else {
             return false;
         };
         let probe = Probe {
             path: i as u8,
+            deaf,
             epoch: p.tx.epoch,
             next: p.tx.next(),
             timestamp: p.tx.stamp(now),
@@ -844,7 +991,7 @@ fn wire_len(payload: &Payload) -> u16 {
 }
 
 /// First member of a set that is not empty, at or after `start`, going round.
-fn first_from(mask: u64, start: u32) -> u32 {
+pub(super) fn first_from(mask: u64, start: u32) -> u32 {
     let upper = mask & (u64::MAX << (start & 63));
     if upper != 0 {
         upper.trailing_zeros()

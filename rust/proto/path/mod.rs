@@ -45,6 +45,9 @@ const SILENCE_MAX: Time = 250_000_000;
 /// Greatest gap threshold: more reordering than this on one path is taken for loss.
 pub(crate) const THRESHOLD_MAX: u32 = 64;
 
+/// Greatest exponent of the time that verdicts wait after having been wrong.
+pub(crate) const PATIENCE_MAX: u8 = 6;
+
 /// Everything about one path.
 pub(crate) struct Path {
     pub(crate) tx: SendHalf,
@@ -62,6 +65,8 @@ pub(crate) struct Path {
     pub(crate) plane: u8,
     /// When the port was changed last.
     pub(crate) rotated: Time,
+    /// How often lately.
+    pub(crate) rotations: u8,
     /// Numbers that must be acknowledged above a missing one before it counts as lost.
     pub(crate) threshold: u32,
     /// Acknowledged packets since the threshold rose or was lowered.
@@ -121,6 +126,7 @@ impl Path {
             home_replies: 0,
             plane: 0,
             rotated: 0,
+            rotations: 0,
             threshold: 1,
             calm: 0,
             deadline: Time::MAX,
@@ -165,7 +171,7 @@ impl Path {
                     .saturating_mul(4)
                     .min(self.rtt.smoothed()),
             )
-            .saturating_add(margin << self.patience.min(6))
+            .saturating_add(margin << self.patience.min(PATIENCE_MAX))
     }
 
     /// The connection comes up (again): both halves begin.

@@ -145,6 +145,21 @@ impl SendHalf {
         self.inflight
     }
 
+    /// Outstanding numbers that carry something; counts to `most` and no further.
+    pub(crate) fn carries(&self, most: u32) -> u32 {
+        let mut rest = self.unacked;
+        let mut n = 0u32;
+        while n < most {
+            let Some(i) = rest.take_lowest() else {
+                break;
+            };
+            if self.record(i).is_some_and(|r| r.content.is_some()) {
+                n = n.wrapping_add(1);
+            }
+        }
+        n
+    }
+
     /// Whether anything is not acknowledged.
     pub(crate) fn is_outstanding(&self) -> bool {
         !self.unacked.is_empty()
@@ -390,6 +405,12 @@ impl SendHalf {
             }
         }
         self.mark_lost(found)
+    }
+
+    /// Everything that waits for an acknowledgement is to be sent again.
+    pub(crate) fn give_up(&mut self) {
+        let waiting = self.unacked.without(self.lost).without(self.donate);
+        self.mark_lost(waiting);
     }
 
     /// The packet with this number was not sent at all (the local queue was full).

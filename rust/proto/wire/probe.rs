@@ -25,6 +25,9 @@ pub(crate) const PAYLOAD_PROBE: u32 = (crate::proto::api::DATA_OVERHEAD - PROBE_
 pub struct Probe {
     /// Path index.
     pub path: u8,
+    /// For how many times the time of silence the sender has heard nothing at all although
+    /// it asked; saturating.
+    pub deaf: u8,
     /// Epoch of the path.
     pub epoch: u16,
     /// Next path sequence of that epoch: everything below has been sent.
@@ -40,9 +43,10 @@ pub struct Probe {
 impl Probe {
     pub(super) fn parse(r: &mut Reader<'_>) -> Result<Self, Drop> {
         let path = r.u8()?;
-        let _reserved = r.u8()?;
+        let deaf = r.u8()?;
         Ok(Self {
             path,
+            deaf,
             epoch: r.u16()?,
             next: r.u32()?,
             timestamp: r.u32()?,
@@ -54,7 +58,7 @@ impl Probe {
     pub(crate) fn emit(&self, w: &mut Writer<'_>, connection_id: u64) {
         begin(w, Type::Probe, 0, connection_id);
         w.u8(self.path);
-        w.u8(0);
+        w.u8(self.deaf);
         w.u16(self.epoch);
         w.u32(self.next);
         w.u32(self.timestamp);
@@ -90,7 +94,7 @@ impl<'a> ProbeReply<'a> {
     ) -> AckWriter<'w, 'b> {
         begin(w, Type::ProbeReply, 0, connection_id);
         w.u8(p.path);
-        w.u8(0);
+        w.u8(p.deaf);
         w.u16(p.epoch);
         w.u32(p.next);
         w.u32(p.timestamp);

@@ -262,6 +262,7 @@ fn acknowledgements() {
 fn probes_queries_and_ends() {
     let probe = Probe {
         path: 5,
+        deaf: 0x17,
         epoch: 6,
         next: 7,
         timestamp: 8,
@@ -272,7 +273,7 @@ fn probes_queries_and_ends() {
     assert_eq!(
         hex(&b),
         "02000028000000000102030405060708\
-         050000060000000700000008091011121314151600001000"
+         051700060000000700000008091011121314151600001000"
     );
     let p = Packet::parse(&b).expect("parses");
     assert!(p.check_payload(4096).is_ok());

@@ -509,7 +509,7 @@ impl Host {
 
     /// Does the copy that `token` names and reports it.
     pub(crate) fn copy(&mut self, now: Time, conn: usize, token: Token, payload: &[u8]) {
-        let Some(c) = self.conns[conn].as_mut() else {
+        let Some(c) = self.conns.get_mut(conn).and_then(Option::as_mut) else {
             return;
         };
         let Some(p) = c.placing.remove(&token_key(&token)) else {

@@ -203,7 +203,11 @@ impl Sim {
             return;
         }
         let now = self.now;
-        for (at, d) in self.fabric.send(now, d, &mut self.rng) {
+        let arrivals = self.fabric.send(now, d, &mut self.rng);
+        if self.trace && arrivals.is_empty() {
+            println!("{:>10} lost", self.now);
+        }
+        for (at, d) in arrivals {
             self.schedule(at, Work::Deliver(d));
         }
     }
