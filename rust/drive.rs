@@ -840,7 +840,8 @@ impl Conn {
             Event::PathChanged { .. } => return,
             Event::ConnectionUp => {
                 let bare = core.crc() && (!self.flow.is_ipv6() || core.zero_checksum6());
-                self.flow.set_integrity(core.crc(), !bare);
+                let within = core.peer_instance().is_some_and(net::is_of_this_machine);
+                self.flow.set_integrity(core.crc(), !bare, within);
                 return;
             }
             Event::ConnectionFailed(why) => return self.device.connection_failed(&self.key, why),

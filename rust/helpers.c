@@ -307,13 +307,14 @@ void metaroce_udp_set_check(struct sk_buff *skb, __wsum sum)
 	skb->ip_summed = CHECKSUM_NONE;
 }
 
-/* Packets on a fragment list, with headers of their own and nothing left to checksum. */
-void metaroce_skb_set_gso_fraglist(struct sk_buff *skb, u16 size, u16 segs)
+/* Packets on a fragment list, with headers of their own; @partial: and checksums left over. */
+void metaroce_skb_set_gso_fraglist(struct sk_buff *skb, u16 size, u16 segs, bool partial)
 {
 	skb_shinfo(skb)->gso_type = SKB_GSO_UDP_L4 | SKB_GSO_FRAGLIST;
 	skb_shinfo(skb)->gso_size = size;
 	skb_shinfo(skb)->gso_segs = segs;
-	skb->ip_summed = CHECKSUM_UNNECESSARY;
+	if (!partial)
+		skb->ip_summed = CHECKSUM_UNNECESSARY;
 }
 
 bool metaroce_skb_set_owner_sk_safe(struct sk_buff *skb, struct sock *sk)

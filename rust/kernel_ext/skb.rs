@@ -403,8 +403,8 @@ const IPV6_MIN_MTU: u32 = 1280;
 ///
 /// A train is one `sk_buff` with the others on its fragment list. It passes the IP stack,
 /// queues and software interfaces as one packet, and comes apart, without any copy, in
-/// front of a network card or of the receiver. Its UDP checksums, if any, are complete, and
-/// it says so: a receiver on this machine does not look at them again.
+/// front of a network card or of the receiver. Its UDP checksums, if any, are complete (but see
+/// [`TxSkb::couple`]), and it says so: a receiver on this machine does not look at them again.
 pub struct TxSkb {
     skb: NonNull<bindings::sk_buff>,
     /// The last packet of the train; dangling while there is one.
@@ -599,8 +599,10 @@ impl TxSkb {
     }
 
     /// Couples `next`, which has the same headers, to the train; gives it back when it does
-    /// not fit. All packets are as long as the first one, but the last may be shorter.
-    pub fn couple(&mut self, mut next: TxSkb) -> Result<(), TxSkb> {
+    /// not fit. All packets are as long as the first one, but the last may be shorter. Their
+    /// checksums are complete then, unless `later`: what takes a train apart leaves them to
+    /// the network card, and whoever has none that computes them may not ask for it.
+    pub fn couple(&mut self, mut next: TxSkb, later: bool) -> Result<(), TxSkb> {
         let fits = self.last == self.first
             && next.first <= self.first
             && next.count == 1
@@ -610,9 +612,10 @@ impl TxSkb {
         if !fits {
             return Err(next);
         }
-        // What takes a train apart does not compute the checksums that were left to it.
-        self.complete_checksum();
-        next.complete_checksum();
+        if !(later && self.partial && next.partial) {
+            self.complete_checksum();
+            next.complete_checksum();
+        }
         let next = ManuallyDrop::new(next);
         let (skb, new) = (self.as_ptr(), next.as_ptr());
         // SAFETY: Both packets are owned, with all headers in front; `new` passes to the
@@ -675,7 +678,12 @@ impl TxSkb {
                 let udp = bindings::metaroce_skb_transport_header(skb).cast::<[u8; 8]>();
                 (*udp)[4] = a;
                 (*udp)[5] = b;
-                bindings::metaroce_skb_set_gso_fraglist(skb, this.first as u16, this.count);
+                bindings::metaroce_skb_set_gso_fraglist(
+                    skb,
+                    this.first as u16,
+                    this.count,
+                    this.partial,
+                );
             }
             if ipv6 {
                 // Through the socket the stack learns that we find out path MTUs ourselves.

@@ -41,6 +41,9 @@ const HOP_LIMIT: u8 = 64;
 
 const CRC: u8 = 1;
 const UDP_CHECKSUM: u8 = 2;
+/// The peer is on this machine: bytes come out of memory and go into it, and a checksum that
+/// is left to a network card need never be computed.
+const WITHIN: u8 = 4;
 
 /// What a [`Flow`] is made from.
 pub struct FlowInit {
@@ -72,7 +75,7 @@ pub struct Flow {
     /// Tells flow hashes of different pairs of hosts apart.
     pair: u64,
     /// What packets carry beside those of the handshake, which carry both: `CRC`,
-    /// `UDP_CHECKSUM`.
+    /// `UDP_CHECKSUM`; and `WITHIN`.
     integrity: AtomicU8,
     /// The route of each path; `None` for flows that send one packet.
     routes: Option<Pin<KBox<SpinLock<os::Vec<Slot>>>>>,
@@ -134,15 +137,22 @@ impl Flow {
         }
     }
 
-    /// Sets what the two ends have agreed on for packets outside of the handshake.
-    pub fn set_integrity(&self, crc: bool, udp_checksum: bool) {
-        let bits = if crc { CRC } else { 0 } | if udp_checksum { UDP_CHECKSUM } else { 0 };
+    /// Sets what the two ends have agreed on for packets outside of the handshake, and
+    /// whether the other end is on this machine.
+    pub fn set_integrity(&self, crc: bool, udp_checksum: bool, within: bool) {
+        let bits = if crc { CRC } else { 0 }
+            | if udp_checksum { UDP_CHECKSUM } else { 0 }
+            | if within { WITHIN } else { 0 };
         self.integrity.store(bits, Ordering::Relaxed);
     }
 
     /// Whether packets outside of the handshake carry a CRC.
     pub fn has_crc(&self) -> bool {
         self.integrity.load(Ordering::Relaxed) & CRC != 0
+    }
+
+    fn is_within(&self) -> bool {
+        self.integrity.load(Ordering::Relaxed) & WITHIN != 0
     }
 
     /// Whether it goes over IPv6.
@@ -385,7 +395,10 @@ impl<'a, F: FnMut(Range<usize>, XmitError)> Burst<'a, F> {
                 && !t.headers.may_fragment
                 && !headers.may_fragment
         }) {
-            match train.skb.couple(skb) {
+            // A network card on the way (between two ports of this machine) could be one that
+            // computes none.
+            let later = !self.link.has_line && flow.is_within();
+            match train.skb.couple(skb, later) {
                 Ok(()) => return,
                 Err(back) => skb = back,
             }

@@ -35,7 +35,7 @@ mod port;
 
 pub use self::{
     flow::{Flow, FlowInit},
-    port::{start, Client, Network, Port},
+    port::{is_of_this_machine, new_instance, start, Client, Network, Port},
 };
 pub use crate::kernel_ext::{
     net::{random_u64, NetDev, NetdevEvent},

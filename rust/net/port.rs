@@ -9,13 +9,13 @@ use super::{NetDev, NetdevEvent, Skb};
 use crate::{
     kernel_ext::{
         crc,
-        net::{device_of_address, DevRef, NetId, Notifier, Observer},
+        net::{device_of_address, random_u64, DevRef, NetId, Notifier, Observer},
         rcu::Rcu,
         udp::{Encap, Sock, UdpPort},
     },
     proto::{api::HEADER_MAX, wire},
 };
-use ::core::sync::atomic::{AtomicBool, Ordering};
+use ::core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use ::kernel::{
     new_mutex,
     prelude::*,
@@ -37,6 +37,19 @@ pub trait Client: Send + Sync + 'static {
     fn netdev(&self, event: NetdevEvent);
 }
 
+/// A random number that all devices of this machine have in common, and nobody else.
+static MACHINE: AtomicU64 = AtomicU64::new(0);
+
+/// A random name for a device, which tells [`is_of_this_machine`] where it is.
+pub fn new_instance() -> u64 {
+    MACHINE.load(Ordering::Relaxed) << 32 | random_u64() >> 32
+}
+
+/// Whether `instance` names a device of this machine (with 32 bits of certainty).
+pub fn is_of_this_machine(instance: u64) -> bool {
+    instance >> 32 == MACHINE.load(Ordering::Relaxed)
+}
+
 /// What there is of the network as long as the module is loaded.
 static NETWORK: Rcu<Arc<Shared>> = Rcu::empty();
 
@@ -56,6 +69,7 @@ impl Drop for Network {
 /// module is loaded.
 pub fn start(service: u16) -> Result<Network> {
     crc::choose();
+    MACHINE.store(random_u64() >> 32, Ordering::Relaxed);
     let shared = Arc::pin_init(
         pin_init!(Shared {
             service,
@@ -101,6 +115,8 @@ struct Members {
 pub(super) struct Link {
     pub(super) netdev: NetDev,
     pub(super) service: u16,
+    /// The netdev is a network card, or on one.
+    pub(super) has_line: bool,
     space: Arc<Space>,
     client: Arc<dyn Client>,
     port: Arc<Port>,
@@ -179,6 +195,7 @@ impl Port {
     ) -> Result {
         let link = Arc::new(
             Link {
+                has_line: netdev.has_line(),
                 netdev,
                 service,
                 space: space.clone(),

@@ -19,7 +19,7 @@ use crate::{
         restrack::Details,
     },
     mem,
-    net::{random_u64, Client, Flow, Port, Skb},
+    net::{new_instance, random_u64, Client, Flow, Port, Skb},
     proto::{api::ConnectionError, congestion::Shares, connection, wire},
     queue::{ABI_VERSION, DRIVER_ID},
 };
@@ -121,7 +121,7 @@ impl DeviceInner {
                 shares <- new_spinlock!(shares, "metaroce_shares"),
                 counters: Counters::new(),
                 secret,
-                instance: random_u64(),
+                instance: new_instance(),
             }),
             GFP_KERNEL,
         )?;
