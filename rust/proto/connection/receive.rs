@@ -469,18 +469,16 @@ impl Connection {
         }
 
         // Silence is counted from here. A path that was left has its own timer.
-        if path.health != Health::Failed {
-            if news || any {
-                path.alive = now;
-                path.unanswered = 0;
-                path.probe = None;
-                path.nudged = false;
-                if any {
-                    path.stalls = 0;
-                }
-                self.overdue &= !bit;
-                self.probe &= !bit;
+        if path.health != Health::Failed && (news || any) {
+            path.alive = now;
+            path.unanswered = 0;
+            path.probe = None;
+            path.nudged = false;
+            if any {
+                path.stalls = 0;
             }
+            self.overdue &= !bit;
+            self.probe &= !bit;
             path.deadline = if path.tx.is_outstanding() {
                 now.saturating_add(path.silence(self.margin.pause()))
             } else {
@@ -541,18 +539,29 @@ impl Connection {
             return;
         }
         self.next_scan = now.saturating_add(self.srtt / 4);
-        let mut mask = self.good & !self.overdue & !self.silent;
+        let pause = self.margin.pause();
+        let idle = self.streams.first(List::Send).is_none() && self.losses() == 0;
+        let mut mask = self.good & !self.silent;
+        if !idle {
+            mask &= !self.overdue;
+        }
         while mask != 0 {
             let i = mask.trailing_zeros();
             mask &= mask.wrapping_sub(1);
-            let Some(p) = self.paths.get(i as usize) else {
+            let Some(p) = self.paths.get_mut(i as usize) else {
                 break;
             };
-            if p.tx.is_outstanding()
-                && !p.nudged
-                && p.sent.saturating_add(p.rtt.smoothed() / 4) < self.newest
-                && p.sent.saturating_add(p.rtt.smoothed()) < now
-            {
+            let passed = p.sent.saturating_add(p.rtt.smoothed() / 4) < self.newest;
+            if !passed || !p.tx.is_outstanding() {
+                continue;
+            }
+            if idle {
+                // No new packet will break the silence: it ends here.
+                if p.sent.saturating_add(p.answer_time(0).max(pause)) < now && p.probe.is_none() {
+                    p.deadline = p.deadline.min(now);
+                    self.path_timer = self.path_timer.min(now);
+                }
+            } else if !p.nudged && p.sent.saturating_add(p.rtt.smoothed()) < now {
                 self.overdue |= 1u64 << (i & 63);
             }
         }

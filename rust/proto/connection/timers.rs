@@ -103,7 +103,9 @@ impl Connection {
                     let window = self.windows.min(u64::from(self.share_window));
                     if self.inflight == 0 || self.inflight < window {
                         let next = self.blocked_until.max(self.pace.next());
-                        if self.usable() != 0 || self.losses() != 0 || self.rescue.running {
+                        let rescue = self.rescue.running && self.donors != 0
+                            || self.rescue.content.is_some();
+                        if self.usable() != 0 || self.losses() != 0 || rescue {
                             t = t.min(next);
                         }
                     }

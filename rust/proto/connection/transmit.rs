@@ -151,6 +151,14 @@ impl Connection {
             return false;
         };
         let timestamp = path.tx.resend(now, sequence, len, void);
+        // With nothing else to send it goes over another path as well, rather than to wait
+        // for the news of yet another loss.
+        let idle = self.streams.first(List::Send).is_none();
+        if idle && !void && self.rescue.content.is_none() {
+            self.rescue.content = content;
+            self.rescue.copies = 1;
+            self.rescue.used = 1u64 << (i & 63);
+        }
         path.stats.resent = path.stats.resent.wrapping_add(1);
         self.counters.retransmits = self.counters.retransmits.wrapping_add(1);
         Self::blank(out);

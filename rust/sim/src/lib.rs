@@ -112,6 +112,8 @@ pub struct Sim {
     pub trace: bool,
     queue: BinaryHeap<Reverse<Entry>>,
     order: u64,
+    /// Things that happened at this time.
+    stuck: u32,
 }
 
 impl Sim {
@@ -130,6 +132,7 @@ impl Sim {
             trace: false,
             queue: BinaryHeap::new(),
             order: 0,
+            stuck: 0,
         }
     }
 
@@ -224,6 +227,12 @@ impl Sim {
         let Some(Reverse(entry)) = self.queue.pop() else {
             return false;
         };
+        self.stuck = if entry.at == self.now {
+            self.stuck + 1
+        } else {
+            0
+        };
+        assert!(self.stuck < 100_000, "time stands still at {}", self.now);
         self.now = entry.at;
         let now = self.now;
         let host = match &entry.work {
