@@ -86,7 +86,7 @@ traffic() {
     listener=$!
     ip netns exec lc-a mroce-bench --dev lca --connect 10.95.0.2 --tests "$1" --seconds 60 --wait 60 >"$work/client" 2>&1 &
     client=$!
-    busywait 20 flowing || { cat "$work/client" "$work/server"; return 1; }
+    busywait 60 flowing || { cat "$work/client" "$work/server"; return 1; }
 }
 received() { on "$1" cat "/sys/class/infiniband/lc$1/ports/1/hw_counters/rcvd_bytes"; }
 flowing() { [ $(($(received a) + $(received b))) -gt 300000 ]; }
