@@ -85,3 +85,48 @@ fn loss_on_noisy_hosts() {
         assert!(rates[2] > 0.80 * rates[0]);
     }
 }
+
+/// What selftests/loss.sh asks for, in simulated time: sixteen Writes of 64 KiB in flight over
+/// 400 Mbit/s and 100 us, loss in both directions, a queue that takes everything. Hosts stand
+/// still for up to `noise`, half of the time.
+#[test]
+fn share_of_the_bandwidth_under_loss() {
+    for (noise, bounds) in [(0, [0.98, 0.97, 0.93]), (3 * MS, [0.97, 0.91, 0.84])] {
+        let mut full = 0.0;
+        for (loss, bound) in [
+            (0, 0.0),
+            (10_000, bounds[0]),
+            (50_000, bounds[1]),
+            (100_000, bounds[2]),
+        ] {
+            let mut rates = Vec::new();
+            for seed in 1..=5 {
+                let mut link = Link::new(400_000, 100 * US);
+                link.loss = loss;
+                link.limit = 20_000;
+                let (mut sim, _, qa) = pair(seed, &link);
+                for h in &mut sim.hosts {
+                    h.config.margin = MS;
+                    h.skip_crc = true;
+                }
+                sim.noise = noise;
+                sim.batch_time = 10 * US;
+                sim.copy_time = 10 * US;
+                rates.push(stream_writes(&mut sim, &[qa], 16, S / 2).rate);
+            }
+            rates.sort_by(f64::total_cmp);
+            let median = rates[2];
+            if loss == 0 {
+                full = median;
+                continue;
+            }
+            println!(
+                "noise {} us, loss {} %: {:.1} % {rates:.0?}",
+                noise / US,
+                loss / 10_000,
+                100.0 * median / full
+            );
+            assert!(median > bound * full, "{median} of {full}");
+        }
+    }
+}

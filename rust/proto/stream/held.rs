@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 
 //! Packets of Writes that wait until everything up to some sequence is in place: final
-//! packets (rule 15) and those of overlapping Writes (rule 14). The driver keeps their
+//! packets and those of overlapping Writes ("Holding"). The driver keeps their
 //! bytes; here is what names them. A fixed table; each record is in exactly one list.
 
 #![forbid(unsafe_code)]

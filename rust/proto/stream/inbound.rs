@@ -2,7 +2,7 @@
 
 //! Numbers of a stream that this end receives. "Received" refuses duplicates, "in place"
 //! orders and acknowledges; a packet is received when it arrives and in place when its
-//! bytes are where they belong (rule 11). While nothing is missing both are one counter
+//! bytes are where they belong. While nothing is missing both are one counter
 //! each; the bitmaps only hold what is above a gap.
 
 #![forbid(unsafe_code)]

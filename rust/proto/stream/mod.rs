@@ -13,7 +13,7 @@
 //! | `held` | packets that wait for what is ahead of them |
 //! | `overlap` | which earlier Write a Write must not overtake |
 //!
-//! Nothing here knows paths. PROTOCOL-STREAM.md beside this file has the rules.
+//! Nothing here knows paths. Section 11 of PROTOCOL.md has the rules.
 
 #![forbid(unsafe_code)]
 
@@ -35,7 +35,7 @@ use crate::proto::api::{
 };
 use crate::proto::wire::Drop;
 
-/// Greatest window of a stream in packets; rule 9. The bitmaps have this size.
+/// Greatest window of a stream in packets ("Window"). The bitmaps have this size.
 pub const WINDOW_MAX: u32 = 4096;
 
 /// Greatest number of READs and atomics outstanding as requester or kept as responder.
@@ -116,7 +116,7 @@ pub struct PacketRef {
     pub dir: Direction,
 }
 
-/// What the receiver of a stream says about it; absolute, rule 1.
+/// What the receiver of a stream says about it; absolute ("Blocks").
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct StreamBlock {
     /// QP of the one who gets the block.
@@ -433,7 +433,7 @@ impl Stream {
     }
 
     /// Since when the stream of direction `dir` has unaccepted packets, none of which is
-    /// outstanding on any path; rule 1's query follows after 2 SRTT.
+    /// outstanding on any path; a query follows after 2 SRTT.
     pub fn quiet_since(&self, dir: Direction) -> Option<Time> {
         match dir {
             _ if !self.c.responds() => None,

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 
 //! Numbers of a stream that this end sends: what was accepted, what may be sent, and going
-//! back to the accepted number when the receiver refused something (rules 3 and 9).
+//! back to the accepted number when the receiver refused something ("Refusals").
 
 #![forbid(unsafe_code)]
 

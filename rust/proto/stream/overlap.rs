@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Which earlier Write a Write must not overtake (rule 14): the targets of the last
+//! Which earlier Write a Write must not overtake ("Overlap"): the targets of the last
 //! Writes that may be unaccepted, exactly; those before them as one range.
 
 #![forbid(unsafe_code)]
