@@ -795,7 +795,7 @@ impl Conn {
         if state.stopped {
             return;
         }
-        match state.core.poll_timeout() {
+        match state.core.wake_at(net::now()) {
             // A timer that fires early finds nothing to do and is armed again; only an
             // earlier time is worth touching the hardware for.
             Some(at) if at < state.armed => {

@@ -34,6 +34,70 @@ fn one_write_is_one_packet_and_one_ack() {
     }
 }
 
+/// Writes of 64 bytes, one at a time, for `time`; returns how many, and the longest time that
+/// one took.
+fn one_by_one(sim: &mut metaroce_sim::Sim, a: usize, qa: usize, time: u64) -> (u64, u64) {
+    let data = sim.rng.bytes(64);
+    let (end, mut done, mut longest) = (sim.now + time, 0, 0);
+    while sim.now < end {
+        let start = sim.now;
+        let n = sim.hosts[a]
+            .post(start, qa, write(BASE, RKEY, 64), data.clone())
+            .unwrap();
+        sim.pump(a);
+        let late = start + S;
+        while sim.hosts[a].qps[qa].sends.contains_key(&n) {
+            assert!(sim.step(late), "a Write takes more than a second");
+            while let Some((_, note)) = sim.notes.pop_front() {
+                if let metaroce_sim::Note::Sent { status, wr, qp } = note {
+                    assert_eq!(status, Status::Success);
+                    sim.hosts[a].qps[qp].sends.remove(&wr);
+                }
+            }
+        }
+        longest = longest.max(sim.now - start);
+        done += 1;
+    }
+    (done, longest)
+}
+
+#[test]
+fn no_timer_goes_off_for_a_message() {
+    let (mut sim, a, qa) = pair(9, &Link::new(10_000_000, 5 * US));
+    one_by_one(&mut sim, a, qa, 200 * MS);
+    let before = sim.hosts[0].timers;
+    let (done, _) = one_by_one(&mut sim, a, qa, S);
+    let timers = sim.hosts[0].timers - before;
+    println!("{timers} timers for {done} Writes");
+    assert!(done > 50_000);
+    // The sender looks around each 10 ms. (The receiver's timer is for the acknowledgement
+    // of what is being placed, which takes some time here.)
+    assert!(timers <= 110);
+}
+
+#[test]
+fn the_first_lost_packet_costs_some_ms() {
+    let (mut sim, a, qa) = pair(10, &Link::new(10_000_000, 5 * US));
+    one_by_one(&mut sim, a, qa, 200 * MS);
+    for round in 0..20 {
+        sim.fabric.link(0, 1, 0).loss = 1_000_000;
+        let start = sim.now;
+        sim.hosts[a]
+            .post(start, qa, write(BASE, RKEY, 64), vec![0; 64])
+            .unwrap();
+        sim.pump(a);
+        sim.run_for(2 * MS);
+        sim.fabric.link(0, 1, 0).loss = 0;
+        sim.run_for(100 * MS);
+        let at = sim.hosts[a].qps[qa].completions.last().unwrap().at;
+        println!("round {round}: {} us", (at - start) / 1000);
+        assert!(at > start && at - start < 14 * MS);
+        // It was noticed that something was lost: the next one does not wait so long.
+        let (_, longest) = one_by_one(&mut sim, a, qa, 150 * MS);
+        assert!(longest < MS);
+    }
+}
+
 fn lossy(seed: u64, loss: u32) -> f64 {
     let mut link = Link::new(400_000, 100 * US);
     link.loss = loss;

