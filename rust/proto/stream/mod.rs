@@ -303,7 +303,9 @@ impl Stream {
 
     /// The QP was moved to `state` (`Rtr`, `Rts`, `Sqd`, `Err`).
     pub fn set_state(&mut self, now: Time, state: State) {
-        if state == self.c.state {
+        // Out of ERR nothing leads but RESET, also when the driver does not know of it yet.
+        let failed = self.c.state == State::Err && !matches!(state, State::Reset | State::Init);
+        if state == self.c.state || failed {
             return;
         }
         match state {
