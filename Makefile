@@ -10,6 +10,8 @@
 #   make test       what each change must pass; ends with "N passed, N failed"
 #                   (qemu-test/suites --help lists more: loss, speed, perftest, fabric …)
 #   make test-core  unit tests and simulation of the protocol core
+#   make fuzz       looks for inputs that break the parser or the core (TIME=seconds for each)
+#   make coverage   lines of the core that its tests run
 #   make lint       the linters, with which make test begins: rustfmt, clippy, shellcheck, unsafe…
 #   make bench      metaroce, rdma_rxe and TCP side by side on the native kernel
 #   make bench-full the same with more and longer rounds (about 50 minutes)
@@ -21,7 +23,7 @@ KERNEL ?= stock
 METAROCE_CACHE ?= /var/cache/metaroce
 export METAROCE_CACHE KDIR KVER DESTDIR
 
-.PHONY: all help module programs install uninstall demo test test-core lint bench bench-full bench-vm clean
+.PHONY: all help module programs install uninstall demo test test-core fuzz coverage lint bench bench-full bench-vm clean
 .NOTPARALLEL:
 
 all: module programs
@@ -50,6 +52,12 @@ test:
 
 test-core:
 	@qemu-test/core test
+
+fuzz:
+	@qemu-test/core fuzz $(or $(TIME),60)
+
+coverage:
+	@qemu-test/core coverage
 
 lint:
 	@qemu-test/core lint

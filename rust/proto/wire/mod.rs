@@ -27,7 +27,7 @@ pub use self::probe::{Close, CloseKind, Probe, ProbeReply, Queries, Query, QUERI
 pub(crate) use self::probe::{QueryWriter, PAYLOAD_PROBE};
 
 use self::bytes::Reader;
-use super::api::StreamHeader;
+use super::api::{StreamHeader, HEADER_MAX};
 
 /// Version of the format. Version 0 is experimental and interoperates with nothing else.
 pub const VERSION: u8 = 0;
@@ -206,6 +206,9 @@ impl<'a> Packet<'a> {
             return Err(Drop::Version);
         }
         let kind = Type::from_bits(kind & 0xf).ok_or(Drop::Type)?;
+        if usize::from(header_len) > HEADER_MAX {
+            return Err(Drop::Length);
+        }
         let header = bytes.get(..usize::from(header_len)).ok_or(Drop::Short)?;
         let mut r = Reader::new(header.get(BASE_LEN..).ok_or(Drop::Length)?);
         if !matches!(kind, Type::Data) && flags != 0 {
