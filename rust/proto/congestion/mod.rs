@@ -22,6 +22,10 @@ use crate::proto::api::Time;
 /// Packets that all paths together may have in flight at first.
 pub(crate) const INITIAL_PACKETS: u32 = 64;
 
+/// What UDP, IPv4 and Ethernet (with preamble and gap) add to a packet on the line, in bytes:
+/// rates are those of lines.
+pub(crate) const LINE_OVERHEAD: u32 = 8 + 20 + 38;
+
 /// More lateness than this is not made up for by longer queues.
 const LATENESS_MAX: Time = 10_000_000;
 

@@ -26,10 +26,16 @@ impl Pace {
         }
     }
 
-    /// Sets the rate in kbit/s; 0 is unlimited.
-    pub(crate) fn set_kbit(&mut self, kbit: u32) {
+    /// Sets the rate in kbit/s; 0 is unlimited. What is missing in the bucket now fills at the
+    /// new rate.
+    pub(crate) fn set_kbit(&mut self, now: Time, kbit: u32) {
         // kbit/s × 125 bytes/s, times 2^20 / 1e9
-        self.rate = (u64::from(kbit).saturating_mul(125) << 20) / 1_000_000_000;
+        let rate = (u64::from(kbit).saturating_mul(125) << 20) / 1_000_000_000;
+        let missing = self.full_at.saturating_sub(now).saturating_mul(self.rate);
+        if let Some(time) = missing.checked_div(rate) {
+            self.full_at = now.saturating_add(time);
+        }
+        self.rate = rate;
     }
 
     /// When the next packet may go.

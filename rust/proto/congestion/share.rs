@@ -2,6 +2,13 @@
 
 //! The receiver's part: how a device divides its inbound bandwidth among the connections
 //! that send to it.
+//!
+//! The shares are max-min: there is a level that nobody may exceed, chosen such that what all
+//! want below it is what the link carries. Everybody is told the level. Who wants less does
+//! not notice it, and while all together want less than the link carries it is the whole link.
+//!
+//! What senders want is known from what they used, and late. So the link is watched as well:
+//! whenever it was not full for a moment, the level rises until it is.
 
 #![forbid(unsafe_code)]
 
@@ -14,26 +21,45 @@ pub struct Ticket(usize);
 
 #[derive(Clone, Copy, Debug, Default)]
 struct Entry {
-    /// What it used lately, kbit/s.
+    /// What it used in the last measurement, kbit/s; 0 is not known yet.
     used: u32,
-    wants: u32,
+    /// Wants any amount.
+    hungry: bool,
+    /// Takes part in the division.
+    active: bool,
     /// Last report; 0 is a free place.
     at: Time,
-    share: u32,
+    /// The running measurement.
+    since: Time,
+    bytes: u64,
 }
 
 /// Max-min shares of a link. One per device and plane, guarded by the driver.
 pub struct Shares {
     kbit: u32,
     entries: Vec<Entry>,
-    /// Shares are computed anew when this has passed.
+    /// What a sender may use at the most, kbit/s.
+    level: u32,
+    /// The level is computed anew when this has passed.
     due: Time,
+    /// The level is at least this, since the link has not been full.
+    raised: u32,
+    /// What has come in all since then.
+    since: Time,
+    bytes: u64,
 }
 
-/// A sender that has not reported for this long takes no share.
-const EXPIRY: Time = 20_000_000;
-/// How often shares are computed anew.
+/// A place of a sender that has not reported for this long may go to another one.
+const EXPIRY: Time = 100_000_000;
+/// The link is watched for as long as it takes to carry this many bits: eight bursts.
+const WATCH_BITS: u64 = 1 << 22;
+const WATCH_MIN: Time = 10_000;
+const WATCH_MAX: Time = 10_000_000;
+/// What a sender uses is measured, and the level computed anew when nobody comes, in this time
+/// or that for which the link is watched.
 const PERIOD: Time = 100_000;
+/// A sender is gone when it could have sent this many bits at the level.
+const GONE_BITS: u64 = 1 << 20;
 
 impl Shares {
     /// A link of `kbit` kbit/s (0: unknown, no shares are given out) with room for
@@ -42,22 +68,31 @@ impl Shares {
         Ok(Self {
             kbit,
             entries: Vec::from_fn(senders, |_| Entry::default())?,
+            level: kbit,
             due: 0,
+            raised: 0,
+            since: 0,
+            bytes: 0,
         })
     }
 
     /// The link's rate has changed; 0 is unknown.
     pub fn set_kbit(&mut self, kbit: u32) {
-        self.kbit = kbit;
+        if kbit != self.kbit {
+            self.kbit = kbit;
+            self.level = kbit;
+            self.due = 0;
+            self.raised = 0;
+        }
     }
 
-    /// Reports that a connection received `used` kbit/s lately. Gives its share in kbit/s
-    /// (0: no limit) and the ticket for the next report.
+    /// Reports that a connection received `bytes` since its last report. Gives its share in
+    /// kbit/s (0: no limit) and the ticket for the next report.
     pub fn report(
         &mut self,
         now: Time,
         ticket: Option<Ticket>,
-        used: u32,
+        bytes: u64,
     ) -> (u32, Option<Ticket>) {
         if self.kbit == 0 {
             return (0, None);
@@ -69,80 +104,129 @@ impl Shares {
                     .entries
                     .iter()
                     .position(|e| e.at == 0 || now.saturating_sub(e.at) > EXPIRY)?;
-                let e = self.entries.get_mut(free)?;
-                *e = Entry::default();
-                self.due = now;
+                *self.entries.get_mut(free)? = Entry::default();
                 Some(Ticket(free))
             });
         let Some(place) = place else {
             return (0, None);
         };
+        let (level, period) = (self.level, self.watch_time().max(PERIOD));
         if let Some(e) = self.entries.get_mut(place.0) {
-            // Peaks count: packets come in bursts, and a share that is too large for a moment
-            // costs less than one that keeps a sender small.
-            e.used = used.max(e.used.saturating_sub(e.used / 8));
+            if !e.active {
+                // Nobody knows what it wants: an equal part.
+                *e = Entry {
+                    active: true,
+                    hungry: true,
+                    since: now,
+                    ..Entry::default()
+                };
+                self.due = now;
+            }
             e.at = now.max(1);
+            e.bytes = e.bytes.saturating_add(bytes);
+            let time = now.saturating_sub(e.since);
+            if time >= period {
+                let kbit = e.bytes.saturating_mul(8_000_000).checked_div(time);
+                let kbit = kbit.and_then(|k| u32::try_from(k).ok()).unwrap_or(u32::MAX);
+                e.used = kbit.max(1);
+                e.hungry = e.used >= level.saturating_sub(level / 4);
+                e.since = now;
+                e.bytes = 0;
+            }
         }
+        self.watch(now, bytes);
         if now >= self.due {
             self.divide(now);
-            self.due = now.saturating_add(PERIOD);
+            self.due = now.saturating_add(period);
         }
-        let share = self.entries.get(place.0).map_or(0, |e| e.share);
-        (share, Some(place))
+        (self.level, Some(place))
     }
 
-    /// Max-min: who leaves a quarter of his share unused and needs less than an equal part
-    /// gets what he used and a quarter more (so that he can grow); what that leaves is
-    /// divided among the others.
-    fn divide(&mut self, now: Time) {
-        let mut left = self.kbit;
-        let mut hungry = 0u32;
-        for e in self.entries.iter_mut() {
-            if e.at == 0 || now.saturating_sub(e.at) > EXPIRY {
-                e.at = 0;
-                continue;
-            }
-            // Who uses what he has may want any amount.
-            e.wants = if e.used >= e.share.saturating_sub(e.share / 4) {
-                u32::MAX
-            } else {
-                e.used.saturating_add(e.used / 4)
-            };
-            e.share = 0;
-            hungry = hungry.saturating_add(1);
+    fn watch_time(&self) -> Time {
+        WATCH_BITS
+            .saturating_mul(1_000_000)
+            .checked_div(u64::from(self.kbit))
+            .unwrap_or(WATCH_MAX)
+            .clamp(WATCH_MIN, WATCH_MAX)
+    }
+
+    /// Raises the level when the link was not full.
+    fn watch(&mut self, now: Time, bytes: u64) {
+        self.bytes = self.bytes.saturating_add(bytes);
+        let elapsed = now.saturating_sub(self.since);
+        let time = self.watch_time();
+        if elapsed < time {
+            return;
         }
-        // Each pass satisfies at least one sender or is the last; four bring the shares
-        // close enough, the next period goes on from there.
+        // Idleness says nothing.
+        let idle = elapsed > time.saturating_mul(4);
+        let used = self.bytes.saturating_mul(8_000_000).checked_div(elapsed);
+        let used = used.unwrap_or(0).max(1);
+        let all = u64::from(self.kbit);
+        self.raised = if !idle && used < all.saturating_sub(all / 8) {
+            let most = u64::from(self.level).saturating_mul(4);
+            let level = u64::from(self.level).saturating_mul(all).checked_div(used);
+            u32::try_from(level.unwrap_or(all).min(most).min(all)).unwrap_or(self.kbit)
+        } else {
+            0
+        };
+        self.level = self.level.max(self.raised);
+        self.since = now;
+        self.bytes = 0;
+    }
+
+    /// What a sender may want: who leaves a quarter of the level unused gets what he used and
+    /// a quarter more, so that he can grow.
+    fn wants(e: &Entry) -> u32 {
+        if e.hungry {
+            u32::MAX
+        } else {
+            e.used.saturating_add(e.used / 4)
+        }
+    }
+
+    fn divide(&mut self, now: Time) {
+        let gone = GONE_BITS
+            .saturating_mul(1_000_000)
+            .checked_div(u64::from(self.level))
+            .unwrap_or(EXPIRY)
+            .clamp(PERIOD, EXPIRY);
+        let mut count = 0u32;
+        for e in self.entries.iter_mut().filter(|e| e.active) {
+            if now.saturating_sub(e.at) > gone {
+                e.active = false;
+            } else {
+                count = count.saturating_add(1);
+            }
+        }
+        self.level = self.kbit;
+        if count < 2 {
+            return;
+        }
+        // A little less than the link carries, so that a queue that has built up goes away.
+        let all = self.kbit.saturating_sub(self.kbit / 64);
+        // Each pass satisfies somebody or is the last; four bring the level close enough, the
+        // next period goes on from there.
+        let (mut left, mut part) = (all, all.checked_div(count).unwrap_or(all));
         for _ in 0..4 {
-            let Some(part) = left.checked_div(hungry) else {
-                break;
-            };
-            let mut settled = 0u32;
-            for e in self
-                .entries
-                .iter_mut()
-                .filter(|e| e.at != 0 && e.share == 0)
-            {
-                if e.wants < part {
-                    // Never less than a tenth of a part, or a new sender could not begin.
-                    e.share = e.wants.max(part / 10).max(1);
-                    left = left.saturating_sub(e.share);
-                    settled = settled.saturating_add(1);
+            let (mut satisfied, mut sum) = (0u32, 0u32);
+            for e in self.entries.iter().filter(|e| e.active) {
+                let wants = Self::wants(e);
+                if wants < part {
+                    satisfied = satisfied.saturating_add(1);
+                    sum = sum.saturating_add(wants);
                 }
             }
-            hungry = hungry.saturating_sub(settled);
-            if settled == 0 {
+            left = all.saturating_sub(sum);
+            let Some(next) = left.checked_div(count.saturating_sub(satisfied)) else {
+                // All get what they want.
+                return;
+            };
+            if next <= part {
                 break;
             }
+            part = next;
         }
-        if let Some(part) = left.checked_div(hungry) {
-            for e in self
-                .entries
-                .iter_mut()
-                .filter(|e| e.at != 0 && e.share == 0)
-            {
-                e.share = part.max(1);
-            }
-        }
+        self.level = part.min(left).max(self.raised).max(1);
     }
 }

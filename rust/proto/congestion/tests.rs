@@ -2,47 +2,65 @@
 
 #![forbid(unsafe_code)]
 
+extern crate std;
+
 use super::*;
 
 const MS: Time = 1_000_000;
 
+/// Senders that want `wants` kbit/s each, for `time`; gives what each is granted.
+fn senders(s: &mut Shares, start: Time, time: Time, wants: &[u32]) -> std::vec::Vec<u32> {
+    const STEP: Time = 10_000;
+    let mut tickets = std::vec![None; wants.len()];
+    let mut shares = std::vec![0u32; wants.len()];
+    for step in 0..time / STEP {
+        for i in 0..wants.len() {
+            let rate = wants[i].min(if shares[i] == 0 { u32::MAX } else { shares[i] });
+            let bytes = u64::from(rate.min(2_000_000)) * STEP / 8_000_000;
+            if rate != 0 {
+                let (share, ticket) = s.report(start + step * STEP, tickets[i], bytes);
+                tickets[i] = ticket;
+                shares[i] = share;
+            }
+        }
+    }
+    shares
+}
+
 #[test]
 fn shares_are_max_min() {
     let mut s = Shares::new(1_000_000, 8).expect("memory");
-    let mut tickets = [None; 3];
-    let mut shares = [0; 3];
-    // Two want all they can get, one wants 10 Mbit/s.
-    for round in 1..200u64 {
-        for i in 0..3 {
-            let used = if i == 2 {
-                10_000.min(shares[2].max(1))
-            } else {
-                shares[i]
-            };
-            let (share, ticket) = s.report(round * MS / 4, tickets[i], used);
-            tickets[i] = ticket;
-            shares[i] = share;
-        }
-    }
-    assert!((470_000..=500_000).contains(&shares[0]), "{shares:?}");
-    assert!((470_000..=500_000).contains(&shares[1]), "{shares:?}");
-    assert!((12_000..=60_000).contains(&shares[2]), "{shares:?}");
-    // One is silent: the other gets nearly everything.
-    for round in 400..700u64 {
-        for i in 1..3 {
-            let used = if i == 2 { 10_000 } else { shares[i] };
-            let (share, ticket) = s.report(round * MS / 4, tickets[i], used);
-            tickets[i] = ticket;
-            shares[i] = share;
-        }
-    }
-    assert!(shares[1] > 900_000, "{shares:?}");
+    // Two want all they can get, one wants 100 Mbit/s.
+    let shares = senders(&mut s, MS, 10 * MS, &[u32::MAX, u32::MAX, 100_000]);
+    assert!((400_000..=450_000).contains(&shares[0]), "{shares:?}");
+    assert_eq!(shares[0], shares[1]);
+    assert!(shares[2] >= 100_000, "{shares:?}");
+    // What nobody wants all of is not divided.
+    let shares = senders(&mut s, 40 * MS, 10 * MS, &[300_000, 400_000]);
+    assert_eq!(shares, [1_000_000; 2]);
+    // One is left: it gets everything soon.
+    senders(&mut s, 60 * MS, MS, &[u32::MAX, u32::MAX]);
+    let shares = senders(&mut s, 61 * MS, 5 * MS, &[u32::MAX]);
+    assert_eq!(shares, [1_000_000]);
     // Unknown speed: no shares. More senders than places: no limit for the last ones.
     let mut none = Shares::new(0, 8).expect("memory");
     assert_eq!(none.report(1, None, 5), (0, None));
     let mut small = Shares::new(1000, 1).expect("memory");
     assert!(small.report(MS, None, 5).1.is_some());
     assert_eq!(small.report(MS, None, 5), (0, None));
+}
+
+#[test]
+fn a_new_sender_gets_its_share_at_once() {
+    let mut s = Shares::new(1_000_000, 100).expect("memory");
+    let (_, ticket) = s.report(MS, None, 9000);
+    for i in 1..64 {
+        let (share, _) = s.report(MS + i, None, 9000);
+        assert_eq!(share, 984_375 / (i as u32 + 1));
+    }
+    // The first one hears of it in its next report.
+    let (share, _) = s.report(MS + 100, ticket, 9000);
+    assert_eq!(share, 984_375 / 64);
 }
 
 #[test]
@@ -111,7 +129,7 @@ fn pacing() {
     let mut p = Pace::new();
     p.spend(MS, 1 << 20);
     assert_eq!(p.next(), 0, "without a rate");
-    p.set_kbit(1_000_000);
+    p.set_kbit(MS, 1_000_000);
     let mut now = MS;
     let start = now;
     let mut sent = 0u64;
@@ -123,4 +141,8 @@ fn pacing() {
     let rate = sent * 8 * 1_000_000 / (now - start);
     // 64 KiB of 1 MiB go at once.
     assert!((1_000_000..1_080_000).contains(&rate), "{rate} kbit/s");
+    // A higher rate holds at once.
+    let wait = p.next().saturating_sub(now);
+    p.set_kbit(now, 100_000_000);
+    assert!(p.next().saturating_sub(now) <= wait / 99);
 }

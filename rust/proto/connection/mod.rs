@@ -37,7 +37,7 @@ use super::api::{
 };
 use super::congestion::{Pace, Shares, Ticket, INITIAL_PACKETS};
 use super::path::{Content, Path, Record, OUTSTANDING_MAX};
-use super::recovery::{Margin, INITIAL_RTT};
+use super::recovery::{Longest, Margin, INITIAL_RTT};
 use super::stream::{PostError, State, Stream, StreamBlock};
 use super::wire::{CloseKind, Probe};
 use crate::os::{try_box, AllocError, Box, Vec};
@@ -62,6 +62,13 @@ const REFUSALS: usize = 16;
 
 /// Lateness is told to the peer in units of this power of two, in ns.
 const LATENESS_SHIFT: u32 = 16;
+
+/// A queue delays answers by this much at the most.
+const PAUSE_MAX: Time = 1_000_000;
+
+/// The device's shares are told what came in this often: a quarter of the round trip.
+const REPORT_MIN: Time = 2_000;
+const REPORT_MAX: Time = 100_000;
 
 /// Probes that wait for their replies to be sent.
 const REPLIES: usize = 16;
@@ -345,6 +352,7 @@ pub struct Connection {
     since_request_bytes: u32,
 
     srtt: Time,
+    long_rtt: Longest,
     least_rtt: Time,
     least_since: Time,
     margin: Margin,
@@ -469,6 +477,7 @@ impl Connection {
             since_request_packets: 0,
             since_request_bytes: 0,
             srtt: INITIAL_RTT,
+            long_rtt: Longest::default(),
             least_rtt: Time::MAX,
             least_since: now,
             margin: Margin::new(cfg.margin),
@@ -1012,6 +1021,15 @@ impl Connection {
         }
     }
 
+    /// Least time of silence that means something: a queue in front of the peer delays all
+    /// paths, whatever was measured on the one that is silent.
+    fn pause(&self) -> Time {
+        let long = self.long_rtt.get();
+        self.margin
+            .pause()
+            .max(long.saturating_add(long / 2).min(PAUSE_MAX))
+    }
+
     fn first_rtt(&mut self, now: Time, rtt: Time) {
         for p in self.paths.iter_mut() {
             if !p.rtt.is_known() {
@@ -1032,25 +1050,27 @@ impl Connection {
         }
     }
 
-    /// Whether the peer has sent enough since the last report that
-    /// [`Connection::report`] is worth it: at most every 100 µs.
+    /// Whether the peer has sent something since the last report and
+    /// [`Connection::report`] is worth it: some times per round trip.
     pub fn report_is_due(&self, now: Time) -> bool {
-        const EVERY: Time = 100_000;
-        now.saturating_sub(self.reported_at) >= EVERY && self.received_bytes != self.reported_bytes
+        let every = (self.srtt / 4).clamp(REPORT_MIN, REPORT_MAX);
+        self.received_bytes != self.reported_bytes && now.saturating_sub(self.reported_at) >= every
     }
 
     /// Reports to the device's [`Shares`] what the peer has sent lately, and grants the peer
     /// its share of the inbound bandwidth with every acknowledgement from now on.
     pub fn report(&mut self, now: Time, shares: &mut Shares) {
         let bytes = self.received_bytes.wrapping_sub(self.reported_bytes);
-        let time = now.saturating_sub(self.reported_at);
         self.reported_bytes = self.received_bytes;
         self.reported_at = now;
-        let kbit = bytes.saturating_mul(8_000_000).checked_div(time);
-        let kbit = kbit.and_then(|k| u32::try_from(k).ok()).unwrap_or(u32::MAX);
-        let (grant, ticket) = shares.report(now, self.ticket, kbit);
+        let (grant, ticket) = shares.report(now, self.ticket, bytes);
         self.grant = grant;
         self.ticket = ticket;
+    }
+
+    /// The share that the peer has granted, kbit/s; 0 is no limit.
+    pub fn share(&self) -> u32 {
+        self.share
     }
 
     /// State of the paths in use.

@@ -6,8 +6,10 @@
 
 use super::streams::List;
 use super::{Connection, ConnectionState, Reply, LATENESS_SHIFT, TOMBSTONE_LIFE};
-use crate::proto::api::{Direction, Host, Opcode, Receive, RxInfo, StreamHeader, Time};
-use crate::proto::congestion::{caution, share_window, slack, Context};
+use crate::proto::api::{
+    Direction, Host, Opcode, Receive, RxInfo, StreamHeader, Time, DATA_OVERHEAD,
+};
+use crate::proto::congestion::{caution, share_window, slack, Context, LINE_OVERHEAD};
 use crate::proto::path::{Acked, Arrival, Health, SendHalf, THRESHOLD_MAX};
 use crate::proto::stream::{BlockStatus, StreamBlock};
 use crate::proto::wire::{
@@ -115,9 +117,9 @@ impl Connection {
             .counters
             .rcvd_bytes
             .wrapping_add(u64::from(info.payload_len));
-        self.received_bytes = self
-            .received_bytes
-            .wrapping_add(u64::from(info.payload_len));
+        let overhead = LINE_OVERHEAD.saturating_add(DATA_OVERHEAD as u32);
+        let on_line = u64::from(info.payload_len.saturating_add(overhead));
+        self.received_bytes = self.received_bytes.wrapping_add(on_line);
         self.ack.dirty |= 1u64 << (p.path & 63);
         self.ack.packets = self.ack.packets.saturating_add(1);
         self.ack.bytes = self.ack.bytes.saturating_add(info.payload_len);
@@ -283,26 +285,28 @@ impl Connection {
         }
         if h.share != self.share {
             self.share = h.share;
-            self.set_share(h.share);
+            self.set_share(now, h.share);
         }
         self.scan_overdue(now);
         Ok(())
     }
 
-    pub(super) fn set_share(&mut self, kbit: u32) {
-        self.pace.set_kbit(kbit);
+    pub(super) fn set_share(&mut self, now: Time, kbit: u32) {
+        self.pace.set_kbit(now, kbit);
         let least = if self.least_rtt == Time::MAX {
             self.srtt
         } else {
             self.least_rtt
         };
-        self.share_window = share_window(kbit, least, self.cfg.batching).max(self.packet_bytes());
+        self.share_window =
+            share_window(kbit, least, self.cfg.batching).saturating_add(self.packet_bytes());
     }
 
     fn receive_path_block(&mut self, now: Time, number: u32, b: &PathBlock, is_reply: bool) {
         let i = usize::from(b.path);
         let bit = 1u64 << (b.path & 63);
         let packet = self.packet_bytes();
+        let pause = self.pause();
         let Some(path) = self.paths.get_mut(i) else {
             return;
         };
@@ -336,6 +340,7 @@ impl Connection {
                 }
                 self.srtt = (self.srtt.saturating_mul(15).saturating_add(rtt)) / 16;
                 self.srtt = self.srtt.max(1);
+                self.long_rtt.sample(now, rtt, self.srtt);
                 if rtt < self.least_rtt {
                     self.least_rtt = rtt.max(1);
                     self.least_since = now;
@@ -480,7 +485,7 @@ impl Connection {
             self.overdue &= !bit;
             self.probe &= !bit;
             path.deadline = if path.tx.is_outstanding() {
-                now.saturating_add(path.silence(self.margin.pause()))
+                now.saturating_add(path.silence(pause))
             } else {
                 Time::MAX
             };
@@ -528,7 +533,7 @@ impl Connection {
                 .min()
                 .unwrap_or(Time::MAX);
             let share = self.share;
-            self.set_share(share);
+            self.set_share(now, share);
         }
     }
 
@@ -539,7 +544,7 @@ impl Connection {
             return;
         }
         self.next_scan = now.saturating_add(self.srtt / 4);
-        let pause = self.margin.pause();
+        let pause = self.pause();
         let idle = self.streams.first(List::Send).is_none() && self.losses() == 0;
         let mut mask = self.good & !self.silent;
         if !idle {
@@ -599,7 +604,7 @@ impl Connection {
         if p.deaf > 0 {
             // It is the way back that fails, or it may be.
             self.ack.twice = true;
-            let silence = self.srtt.saturating_mul(2).max(self.margin.pause());
+            let silence = self.srtt.saturating_mul(2).max(self.pause());
             self.rescue.peer_until = now.saturating_add(silence.saturating_mul(2));
             self.ask_doubted(now);
         }
@@ -613,6 +618,7 @@ impl Connection {
         let i = usize::from(p.path);
         let bit = 1u64 << (p.path & 63);
         let full = self.packet_bytes();
+        let pause = self.pause();
         let path = self.paths.get_mut(i).ok_or(Drop::Path)?;
         let Some(pending) = path.probe.filter(|q| q.challenge == p.challenge) else {
             // Replies come twice.
@@ -652,7 +658,7 @@ impl Connection {
             self.lost |= bit;
         }
         path.deadline = if path.tx.is_outstanding() {
-            now.saturating_add(path.silence(self.margin.pause()))
+            now.saturating_add(path.silence(pause))
         } else {
             Time::MAX
         };
@@ -673,7 +679,7 @@ impl Connection {
                 if path.replies >= needed {
                     self.revive(now, i);
                 } else {
-                    path.deadline = now.saturating_add(path.silence(self.margin.pause()));
+                    path.deadline = now.saturating_add(path.silence(pause));
                     self.path_timer = self.path_timer.min(path.deadline);
                     self.probe |= bit;
                 }

@@ -216,10 +216,7 @@ impl Connection {
         self.stream_timer = Time::MAX;
         self.stream_wait = Time::MAX;
         // A question, no verdict: the lateness of machines does not count.
-        let wait = self
-            .srtt
-            .saturating_mul(2)
-            .saturating_add(self.margin.pause());
+        let wait = self.srtt.saturating_mul(2).saturating_add(self.pause());
         let doubled = |n: u8| wait << n.saturating_sub(EAGER).min(10);
         // Each slot once; those that still have a timer go back to the end.
         for _ in 0..self.streams.bound() {
@@ -302,7 +299,7 @@ impl Connection {
     fn path_silent(&mut self, now: Time, i: usize) {
         let bit = 1u64 << (i & 63);
         let margin = self.margin.get();
-        let pause = self.margin.pause();
+        let pause = self.pause();
         let newest = self.newest;
         let donating = self.donors & bit != 0;
         let Some(p) = self.paths.get_mut(i) else {
@@ -398,7 +395,7 @@ impl Connection {
         self.proven &= !bit;
         self.overdue &= !bit;
         let newest = self.newest;
-        let pause = self.margin.pause();
+        let pause = self.pause();
         let calm = self.good & !self.silent != 0;
         let few = self.carries_few();
         let due = self.rescue.due;
@@ -476,7 +473,7 @@ impl Connection {
     fn rescue(&mut self, now: Time, i: usize) {
         let bit = 1u64 << (i & 63);
         let tries = self.rescue.tries;
-        let pause = self.margin.pause();
+        let pause = self.pause();
         let alone = self.good & !bit == 0;
         let Some(p) = self.paths.get_mut(i) else {
             return;
@@ -510,7 +507,7 @@ impl Connection {
     /// The peer hears nothing: paths that carry acknowledgements alone are asked, since they
     /// know nothing of their own silence.
     pub(super) fn ask_doubted(&mut self, now: Time) {
-        let pause = self.margin.pause();
+        let pause = self.pause();
         let mut mask = self.good & !self.silent & !self.probe;
         let mut left = DOUBTED;
         while mask != 0 && left != 0 {
@@ -568,7 +565,7 @@ impl Connection {
     /// are not, before their time; and the ports that paths began with.
     pub(super) fn ask_others(&mut self, now: Time, i: usize) {
         let bit = 1u64 << (i & 63);
-        let pause = self.margin.pause();
+        let pause = self.pause();
         let unit = self.srtt.saturating_mul(2).max(pause);
         if now.saturating_sub(self.rescue.asked) < unit {
             return;

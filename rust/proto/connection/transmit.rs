@@ -7,6 +7,7 @@
 use super::streams::List;
 use super::{Connection, ConnectionState, MtuSearch, Reply, LATENESS_SHIFT, PATHS_MAX};
 use crate::proto::api::{Direction, Payload, StreamHeader, Time, Transmit, DATA_OVERHEAD};
+use crate::proto::congestion::LINE_OVERHEAD;
 use crate::proto::path::{Content, Health, Pending, OUTSTANDING_MAX};
 use crate::proto::wire::{
     self, AckHeader, AckWriter, Body, Close, CloseKind, Packet, PathHeader, Probe, ProbeReply,
@@ -386,7 +387,7 @@ impl Connection {
     ) {
         let bytes = u32::from(len);
         self.inflight = self.inflight.saturating_add(u64::from(bytes));
-        self.pace.spend(now, bytes);
+        self.pace.spend(now, bytes.saturating_add(LINE_OVERHEAD));
         if self.run_path != i || self.run_left == 0 {
             self.run_path = i;
             self.run_left = RUN;
@@ -399,7 +400,7 @@ impl Connection {
         };
         self.since_request_packets = self.since_request_packets.saturating_add(1);
         self.since_request_bytes = self.since_request_bytes.saturating_add(bytes);
-        let pause = self.margin.pause();
+        let pause = self.pause();
         let remote_cid = self.remote_cid;
         let window = self.windows.min(u64::from(self.share_window));
         let idle =
@@ -686,7 +687,7 @@ impl Connection {
     /// A path that carries nothing but acknowledgements shows no silence of its own. When
     /// the peer probes, acknowledgements may be what it misses: then such paths are asked.
     fn keep_alive(&mut self, now: Time, i: u32) {
-        let pause = self.margin.pause();
+        let pause = self.pause();
         let Some(p) = self.paths.get_mut(i as usize) else {
             return;
         };
@@ -738,7 +739,7 @@ impl Connection {
         if self.rescue.since == 0 {
             return 0;
         }
-        let unit = self.srtt.saturating_mul(2).max(self.margin.pause());
+        let unit = self.srtt.saturating_mul(2).max(self.pause());
         let n = now.saturating_sub(self.rescue.since).checked_div(unit);
         n.and_then(|n| u8::try_from(n).ok()).unwrap_or(u8::MAX)
     }

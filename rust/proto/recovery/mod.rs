@@ -94,6 +94,30 @@ impl Rtt {
     }
 }
 
+/// The longest of the recent round-trip times, of any path.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Longest {
+    rtt: Time,
+    at: Time,
+}
+
+impl Longest {
+    /// Takes a measurement; the former longest one fades by a quarter in each `srtt`.
+    pub(crate) fn sample(&mut self, now: Time, rtt: Time, srtt: Time) {
+        if rtt >= self.rtt {
+            self.rtt = rtt;
+            self.at = now;
+        } else if now.saturating_sub(self.at) >= srtt {
+            self.rtt = self.rtt.saturating_sub(self.rtt.saturating_sub(rtt) / 4);
+            self.at = now;
+        }
+    }
+
+    pub(crate) fn get(&self) -> Time {
+        self.rtt
+    }
+}
+
 /// How much later than wished things happen on this machine and at the peer: the margin of
 /// every verdict on silence.
 #[derive(Clone, Copy, Debug)]

@@ -12,6 +12,7 @@ mod crc;
 mod host;
 mod net;
 mod rng;
+pub mod scale;
 
 pub use crc::crc32c;
 pub use host::{gid, wr, write, Completion, Host, Note, Qp, QpSetup, Receive, Region};
