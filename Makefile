@@ -10,16 +10,13 @@
 #   make test       what each change must pass; ends with "N passed, N failed"
 #                   (qemu-test/suites --help lists more: loss, speed, perftest, fabric …)
 #   make test-core  unit tests and simulation of the protocol core
-<<<<<<< HEAD
 #   make fuzz       looks for inputs that break the parser or the core (TIME=seconds for each)
 #   make coverage   lines of the core that its tests run
-=======
 #   make sim        small simulation of many endpoints at 400 Gb/s (a part of test-core)
 #   make sim-full   all of it: tables and plots against models of RoCEv2 and an ideal transport
 #                   (about an hour; rust/sim/README.md)
 #   make sim-random ten million packets of random fabrics, traffic and faults
 #   make mutants    breaks one rule of the protocol at a time: a test has to notice
->>>>>>> ca06693 (wip)
 #   make lint       the linters, with which make test begins: rustfmt, clippy, shellcheck, unsafe…
 #   make bench      metaroce, rdma_rxe and TCP side by side on the native kernel
 #   make bench-full the same with more and longer rounds (about 50 minutes)
@@ -31,11 +28,7 @@ KERNEL ?= stock
 METAROCE_CACHE ?= /var/cache/metaroce
 export METAROCE_CACHE KDIR KVER DESTDIR
 
-<<<<<<< HEAD
-.PHONY: all help module programs install uninstall demo test test-core fuzz coverage lint bench bench-full bench-vm clean
-=======
-.PHONY: all help module programs install uninstall demo test test-core sim sim-full sim-random mutants lint bench bench-full bench-vm clean
->>>>>>> ca06693 (wip)
+.PHONY: all help module programs install uninstall demo test test-core sim sim-full sim-random mutants fuzz coverage lint bench bench-full bench-vm clean
 .NOTPARALLEL:
 
 all: module programs
@@ -65,13 +58,12 @@ test:
 test-core:
 	@qemu-test/core test
 
-<<<<<<< HEAD
 fuzz:
 	@qemu-test/core fuzz $(or $(TIME),60)
 
 coverage:
 	@qemu-test/core coverage
-=======
+
 sim:
 	@qemu-test/core sim
 
@@ -83,7 +75,6 @@ sim-random:
 
 mutants:
 	@qemu-test/core mutants
->>>>>>> ca06693 (wip)
 
 lint:
 	@qemu-test/core lint
