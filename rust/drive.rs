@@ -66,7 +66,7 @@ use crate::{
         qp::{CopyPlan, Notify, QpInner},
     },
 };
-use ::core::sync::atomic::{AtomicUsize, Ordering};
+use ::core::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use ::kernel::{
     new_mutex, new_spinlock,
     prelude::*,
@@ -103,6 +103,11 @@ const WORK_ROUNDS: usize = 4;
 /// Packets held for one connection at the most (rule 15 of PROTOCOL.md).
 const HELD: usize = 256;
 
+/// Answers without state: 10,000 a second, and so many at once. A host that is flooded does
+/// not spend its time on them.
+const ANSWER_EVERY: Time = 100_000;
+const ANSWERS_AT_ONCE: Time = 256;
+
 /// WQEs copied from a ring in one locked round.
 const FETCH: usize = 64;
 
@@ -131,6 +136,8 @@ impl From<wire::HandshakeKey> for Key {
 /// The connections of a device.
 #[pin_data]
 pub struct Table {
+    /// When the next answer without state is due at the rate that is allowed, ns.
+    answers: AtomicU64,
     /// Held while a connection is looked up or made, so that a pair gets one.
     #[pin]
     connecting: Mutex<()>,
@@ -152,9 +159,22 @@ impl Table {
     /// An empty table.
     pub fn new() -> impl PinInit<Self> {
         pin_init!(Self {
+            answers: AtomicU64::new(0),
             connecting <- new_mutex!(()),
             slots <- new_spinlock!(Slots { conns: os::Vec::new(), closed: false }),
         })
+    }
+
+    /// Whether one more answer without state may go.
+    fn may_answer(&self, now: Time) -> bool {
+        let earliest = now.saturating_sub(ANSWER_EVERY * ANSWERS_AT_ONCE);
+        let next = |due: Time| {
+            let due = due.max(earliest);
+            (due <= now).then(|| due.saturating_add(ANSWER_EVERY))
+        };
+        self.answers
+            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, next)
+            .is_ok()
     }
 
     fn by_id(&self, cid: u64) -> Option<Arc<Conn>> {
@@ -400,6 +420,13 @@ pub fn receive(device: &Arc<DeviceInner>, skb: Skb) {
         Ok(packet) => packet,
         Err(why) => return device.count_drop(why),
     };
+    if let Some(key) = packet.handshake_key() {
+        // Who names others than those it comes from and goes to is not answered, and heard by
+        // nobody.
+        if key.source != skb.source() || key.destination != skb.destination() {
+            return device.count_drop(wire::Drop::Field);
+        }
+    }
     let conn = conn.or_else(|| device.table.by_key(&Key::from(packet.handshake_key()?)));
     let has_crc = packet.always_checksum() || conn.as_ref().is_none_or(|c| c.flow.has_crc());
     if !is_intact(&skb, has_crc) {
@@ -558,7 +585,10 @@ fn reply_without_state(device: &Arc<DeviceInner>, packet: &Packet<'_>, skb: &Skb
         destination: skb.destination(),
         dscp: skb.traffic_class() >> 2,
     };
-    if !connection::stateless_reply(packet, &seen, &device.secret, net::now(), &mut tx) {
+    let now = net::now();
+    if !connection::stateless_reply(packet, &seen, &device.secret, now, &mut tx)
+        || !device.table.may_answer(now)
+    {
         return device.count_drop(wire::Drop::NoConnection);
     }
     tx.source_port = skb.source_port();
