@@ -129,12 +129,18 @@ pub struct Queries<'a> {
 impl<'a> Queries<'a> {
     pub(super) fn parse(r: &mut Reader<'a>) -> Result<Self, Drop> {
         let count = r.u8()?;
-        let _reserved = r.bytes(3)?;
-        if usize::from(count) > QUERIES_MAX {
+        let reserved = r.bytes(3)?;
+        if usize::from(count) > QUERIES_MAX || reserved != [0; 3] {
             return Err(Drop::Field);
         }
         let start = r.clone();
-        r.bytes(usize::from(count).wrapping_mul(12))?;
+        for _ in 0..count {
+            // There are two directions.
+            if r.u8()? > 1 {
+                return Err(Drop::Field);
+            }
+            r.bytes(11)?;
+        }
         Ok(Self { r: start, count })
     }
 
