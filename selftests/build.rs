@@ -41,10 +41,15 @@ fn main() {
         "getrlimit",
         "getrusage",
         "fcntl",
+        "socket",
+        "bind",
+        "send",
+        "recv",
+        "if_nametoindex",
     ] {
         command.args(["--allowlist-function", function]);
     }
-    command.args(["--allowlist-type", "ibv_.*"]);
+    command.args(["--allowlist-type", "ibv_.*|sockaddr_ll"]);
     for constant in [
         "IBV_.*",
         "PROT_.*",
@@ -58,6 +63,8 @@ fn main() {
         "F_[GS]ETFL",
         "O_NONBLOCK",
         "E[A-Z0-9]+",
+        "[AP]F_PACKET",
+        "MSG_DONTWAIT",
     ] {
         command.args(["--allowlist-var", constant]);
     }

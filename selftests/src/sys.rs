@@ -5,7 +5,7 @@ use crate::ffi;
 use crate::rng::{self, Mismatch};
 use std::fs::File;
 use std::io;
-use std::os::fd::{AsRawFd, FromRawFd, RawFd};
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::sync::atomic::{fence, Ordering};
 use std::time::{Duration, Instant};
 
@@ -284,6 +284,66 @@ pub fn probe_mmap(fd: RawFd, page: i64) -> bool {
         ffi::munmap(at, 4096);
     }
     true
+}
+
+/// A socket that sends and receives whole Ethernet frames on one interface.
+pub struct Frames {
+    fd: OwnedFd,
+}
+
+impl Frames {
+    /// On the interface `name`. With `listening`, all frames that the interface sends and
+    /// receives can be read, except those sent by this socket; otherwise it only sends.
+    pub fn open(name: &str, listening: bool) -> io::Result<Self> {
+        let text = std::ffi::CString::new(name).map_err(|_| io::ErrorKind::InvalidInput)?;
+        // SAFETY: a C string that lives for the call.
+        let index = unsafe { ffi::if_nametoindex(text.as_ptr()) };
+        if index == 0 {
+            return Err(io::Error::last_os_error());
+        }
+        // ETH_P_ALL or nothing, in network order.
+        let protocol = if listening { 3u16.to_be() } else { 0 };
+        // SOCK_RAW is 3 and SOCK_CLOEXEC 0o2000000 on all that Linux runs on here.
+        // SAFETY: no memory is passed.
+        let fd = check(unsafe { ffi::socket(ffi::AF_PACKET as i32, 3 | 0o2000000, i32::from(protocol)) })?;
+        // SAFETY: fd was just made and belongs to nobody else.
+        let fd = unsafe { OwnedFd::from_raw_fd(fd) };
+        let link = ffi::sockaddr_ll {
+            sll_family: ffi::AF_PACKET as u16,
+            sll_protocol: protocol,
+            sll_ifindex: index as i32,
+            ..ffi::sockaddr_ll::default()
+        };
+        let size = size_of::<ffi::sockaddr_ll>() as u32;
+        let address = ffi::__CONST_SOCKADDR_ARG { __sockaddr__: (&raw const link).cast() };
+        // SAFETY: the kernel reads `size` bytes of the address, which lives for the call.
+        check(unsafe { ffi::bind(fd.as_raw_fd(), address, size) })?;
+        Ok(Frames { fd })
+    }
+
+    /// Sends a frame.
+    pub fn send(&self, frame: &[u8]) -> io::Result<()> {
+        // SAFETY: the kernel reads `frame`, no more.
+        let n = unsafe { ffi::send(self.fd.as_raw_fd(), frame.as_ptr().cast(), frame.len() as _, 0) };
+        if n < 0 {
+            return Err(io::Error::last_os_error());
+        }
+        Ok(())
+    }
+
+    /// The next frame, or its beginning where `room` is shorter; None when there is none now.
+    pub fn recv<'a>(&self, room: &'a mut [u8]) -> io::Result<Option<&'a [u8]>> {
+        let flags = ffi::MSG_DONTWAIT as i32;
+        // SAFETY: the kernel writes at most the length of `room` into it.
+        let n = unsafe { ffi::recv(self.fd.as_raw_fd(), room.as_mut_ptr().cast(), room.len() as _, flags) };
+        match usize::try_from(n) {
+            Ok(n) => Ok(Some(&room[..n.min(room.len())])),
+            Err(_) => match io::Error::last_os_error() {
+                e if e.kind() == io::ErrorKind::WouldBlock => Ok(None),
+                e => Err(e),
+            },
+        }
+    }
 }
 
 /// Lets others run.
