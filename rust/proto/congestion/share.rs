@@ -59,7 +59,8 @@ const WATCH_MAX: Time = 10_000_000;
 /// or that for which the link is watched.
 const PERIOD: Time = 100_000;
 /// A sender is gone when it could have sent this many bits at the level.
-const GONE_BITS: u64 = 1 << 20;
+const GONE_BITS: u64 = 1 << 19;
+const GONE_MIN: Time = 20_000;
 
 impl Shares {
     /// A link of `kbit` kbit/s (0: unknown, no shares are given out) with room for
@@ -163,12 +164,14 @@ impl Shares {
         let used = self.bytes.saturating_mul(8_000_000).checked_div(elapsed);
         let used = used.unwrap_or(0).max(1);
         let all = u64::from(self.kbit);
-        self.raised = if !idle && used < all.saturating_sub(all / 8) {
+        self.raised = if idle {
+            0
+        } else if used < all.saturating_sub(all / 8) {
             let most = u64::from(self.level).saturating_mul(4);
             let level = u64::from(self.level).saturating_mul(all).checked_div(used);
             u32::try_from(level.unwrap_or(all).min(most).min(all)).unwrap_or(self.kbit)
         } else {
-            0
+            self.raised.saturating_sub(self.raised / 4)
         };
         self.level = self.level.max(self.raised);
         self.since = now;
@@ -190,7 +193,7 @@ impl Shares {
             .saturating_mul(1_000_000)
             .checked_div(u64::from(self.level))
             .unwrap_or(EXPIRY)
-            .clamp(PERIOD, EXPIRY);
+            .clamp(GONE_MIN, EXPIRY);
         let mut count = 0u32;
         for e in self.entries.iter_mut().filter(|e| e.active) {
             if now.saturating_sub(e.at) > gone {

@@ -157,6 +157,11 @@ pub(crate) const KEYS: &[(&str, &str, &str)] = &[
         "rings over which a buffer is spread, each in an order of its own",
     ),
     (
+        "traffic.peers",
+        "8",
+        "peers to which a rank sends at once (all-to-all); 0: all of them",
+    ),
+    (
         "traffic.senders",
         "8",
         "senders (incast), clients (storage; the other hosts are servers)",
@@ -311,6 +316,7 @@ fn setup(values: &[(String, String)], faults: &[&Section]) -> Result<Setup, Stri
         repeat: num("traffic.repeat")? as u32,
         warm: num("traffic.warm")? as u32,
         rings: (num("traffic.rings")? as usize).max(1),
+        peers: num("traffic.peers")? as usize,
         senders: num("traffic.senders")? as usize,
         depth: (num("traffic.depth")? as usize).max(1),
         stripe: (num("traffic.stripe")? as usize).max(1),

@@ -31,6 +31,8 @@ pub(crate) struct Job {
     pub(crate) warm: u32,
     /// Rings (ring all-reduce).
     pub(crate) rings: usize,
+    /// Peers to which a rank sends at once (all-to-all); 0 is all.
+    pub(crate) peers: usize,
     /// Senders (incast), clients (storage).
     pub(crate) senders: usize,
     /// Messages that a sender keeps outstanding.
@@ -268,16 +270,12 @@ impl Traffic {
             Kind::AllToAll => {
                 let bytes = self.chunk();
                 self.left = self.flows.len() as u64;
-                for i in 0..self.flows.len() {
-                    let (src, dst) = self.flows[i];
-                    let part = Part {
-                        src,
-                        dst,
-                        bytes,
-                        a: i as u32,
-                        ..Part::default()
-                    };
-                    self.post(skew[src as usize], part, out);
+                let most = match self.job.peers {
+                    0 => usize::MAX,
+                    n => n * self.job.hosts,
+                };
+                for i in 0..self.flows.len().min(most) {
+                    self.exchange(skew[self.flows[i].0 as usize], i, bytes, out);
                 }
             }
             Kind::Permutation => {
@@ -306,6 +304,19 @@ impl Traffic {
                 }
             }
         }
+    }
+
+    /// A rank's message to one peer of an all-to-all.
+    fn exchange(&mut self, at: Ps, flow: usize, bytes: u32, out: &mut Vec<Post>) {
+        let (src, dst) = self.flows[flow];
+        let part = Part {
+            src,
+            dst,
+            bytes,
+            a: flow as u32,
+            ..Part::default()
+        };
+        self.post(at, part, out);
     }
 
     fn chunk(&self) -> u32 {
@@ -371,6 +382,11 @@ impl Traffic {
             Kind::Ring => self.ring_step(now, part, out),
             Kind::AllToAll => {
                 self.count(now, part.a as usize, part);
+                // The rank goes on to its next peer.
+                let next = part.a as usize + self.job.peers * self.job.hosts;
+                if self.job.peers != 0 && next < self.flows.len() {
+                    self.exchange(now, next, part.bytes, out);
+                }
                 self.one_less(now, out);
             }
             Kind::Permutation => {

@@ -434,9 +434,12 @@ impl World {
     fn fault(&mut self, i: usize) {
         let fault = self.setup.faults[i].clone();
         for p in self.ports_of(fault.link) {
+            let ideal = self.net.fabric.layout.ideal;
             let port = &mut self.net.fabric.ports[p];
             match fault.change {
                 Change::Alive(a) => port.alive = a,
+                // What loses is not used by who knows it.
+                Change::Loss(l) if ideal => port.alive = l < 0.01,
                 Change::Loss(l) => port.loss = (l * 4_294_967_296.0) as u64,
                 Change::Rate(r) => port.ps_per_byte = 8e12 / r,
             }
