@@ -770,7 +770,7 @@ impl Conn {
             let mut busy = self.events(&mut state, &mut batch, now);
             busy |= self.fill(&mut state, &mut batch, now);
             if !busy && !state.more {
-                self.rest(state, batch);
+                self.rest(state, batch, now);
                 return;
             }
             drop(state);
@@ -820,12 +820,13 @@ impl Conn {
             ::kernel::sync::lock::spinlock::SpinLockBackend,
         >,
         batch: os::Box<Batch>,
+        now: Time,
     ) {
         state.batch = Some(batch);
         if state.stopped {
             return;
         }
-        match state.core.wake_at(net::now()) {
+        match state.core.wake_at(now) {
             // A timer that fires early finds nothing to do and is armed again; only an
             // earlier time is worth touching the hardware for.
             Some(at) if at < state.armed => {
