@@ -46,6 +46,8 @@ fn main() {
         "send",
         "recv",
         "if_nametoindex",
+        "ioctl",
+        "write",
     ] {
         command.args(["--allowlist-function", function]);
     }

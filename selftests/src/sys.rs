@@ -346,6 +346,51 @@ impl Frames {
     }
 }
 
+/// Maps `len` bytes of `fd` from page `page` on, read and write, shared, and never unmaps them.
+pub fn map_shared(fd: RawFd, page: u64, len: usize) -> io::Result<Memory> {
+    // SAFETY: a mapping at an address of the kernel's choice touches no other memory.
+    let addr = unsafe {
+        ffi::mmap(
+            std::ptr::null_mut(),
+            len as _,
+            (ffi::PROT_READ | ffi::PROT_WRITE) as i32,
+            ffi::MAP_SHARED as i32,
+            fd,
+            (page << 12) as _,
+        )
+    };
+    if addr as usize == usize::MAX {
+        return Err(io::Error::last_os_error());
+    }
+    Ok(Memory { addr: addr as usize, len })
+}
+
+/// An ioctl with a block of memory; the words of `block` at `pointers` get the address of
+/// `target`, to which the kernel may write as much as it has room.
+pub fn ioctl(
+    fd: RawFd,
+    request: u64,
+    block: &mut [u64],
+    pointers: &[usize],
+    target: &Memory,
+) -> io::Result<i32> {
+    for at in pointers {
+        if let Some(word) = block.get_mut(*at) {
+            *word = target.addr() + (*word & 0xff8);
+        }
+    }
+    // SAFETY: `block` lives for the call. Other memory that the kernel may write to is that of
+    // `target`, which nobody sees through a reference, or not mapped.
+    check(unsafe { ffi::ioctl(fd, request as _, block.as_mut_ptr()) })
+}
+
+/// Writes `bytes` to a descriptor that somebody else has.
+pub fn write(fd: RawFd, bytes: &[u8]) -> io::Result<usize> {
+    // SAFETY: the kernel reads `bytes`, no more.
+    let n = unsafe { ffi::write(fd, bytes.as_ptr().cast(), bytes.len() as _) };
+    usize::try_from(n).map_err(|_| io::Error::last_os_error())
+}
+
 /// Lets others run.
 pub fn yield_now() {
     // SAFETY: no arguments, no memory.

@@ -564,15 +564,15 @@ pub fn unproven(spy: &mut Spy, to: &mut Sender) -> Outcome {
     Ok(())
 }
 
-/// As many packets as can be sent until `end`, of all kinds, from many addresses; to the
-/// victim, or to nobody: what sending alone costs. Gives the number.
-pub fn flood(spy: &Spy, to: &mut Sender, victim: bool, end: impl Fn() -> bool) -> Outcome<u64> {
+/// Frames for a flood: all kinds, from many addresses; to the victim, or to nobody: what
+/// sending alone costs.
+pub fn flood_frames(spy: &Spy, to: &mut Sender, victim: bool) -> Outcome<Vec<Vec<u8>>> {
     let mut route = spy.route.ok_or("nothing was seen")?;
     if !victim {
         route.to_mac = [2, 0, 0, 0, 0, 99];
     }
     let mut frames = Vec::new();
-    for i in 0..4096u32 {
+    for i in 0..1024u32 {
         let from = [spy.own[0], spy.own[1], to.rng.below(4) as u8, 3 + to.rng.below(250) as u8];
         let route = Route { from, from_port: to.rng.bits() as u16, ..route };
         let (id, nonce) = (to.rng.bits() | 1, to.rng.bits());
@@ -582,23 +582,32 @@ pub fn flood(spy: &Spy, to: &mut Sender, victim: bool, end: impl Fn() -> bool) -
             0 => Handshake { source: gid(from), ..handshake(spy, id, nonce) }.packet(kind::INIT).sealed(),
             1 => (0..1 + to.rng.below(1400)).map(|_| to.rng.bits() as u8).collect(),
             2 => Packet(with_payload(header, *payload)).sealed(),
-            3 => with_payload(
-                &Data { total: 1400, ..Data::default() }.packet(id, 2, 1).u64(0).u32(0).header(),
-                1400,
-            ),
-            _ => Packet(with_payload(header, *payload)).put(8, &spy.to.to_be_bytes()).0,
+            3 => {
+                let data = Data { total: 1400, ..Data::default() };
+                with_payload(&data.packet(id, 2, 1).u64(0).u32(0).header(), 1400)
+            }
+            // The right id, and a wrong CRC.
+            _ if header.0[0] < 8 => Packet(with_payload(header, *payload)).put(8, &spy.to.to_be_bytes()).0,
+            _ => with_payload(header, *payload),
         };
         frames.push(route.frame(&p));
     }
-    let mut n = 0;
-    while !end() {
-        for frame in &frames {
-            match to.frames.send(frame) {
-                Ok(()) => n += 1,
-                Err(e) if e.raw_os_error() == Some(105) => {}
-                Err(e) => return Err(format!("sending a frame: {e}").into()),
+    Ok(frames)
+}
+
+impl Sender {
+    /// Sends `frames` in turn, as fast as it can, until `end`. Gives how many.
+    pub fn flood(&self, frames: &[Vec<u8>], end: Instant) -> Outcome<u64> {
+        let mut n = 0;
+        while Instant::now() < end {
+            for frame in frames.iter().cycle().skip(n as usize % frames.len()).take(64) {
+                match self.frames.send(frame) {
+                    Ok(()) => n += 1,
+                    Err(e) if e.raw_os_error() == Some(105) => {}
+                    Err(e) => return Err(format!("sending a frame: {e}").into()),
+                }
             }
         }
+        Ok(n)
     }
-    Ok(n)
 }

@@ -1,0 +1,278 @@
+// SPDX-License-Identifier: GPL-2.0
+//! mroce-faults: each verb is called again and again while one allocation after the other, and
+//! one copy from or to user space after the other, fails in the kernel. Each time the call
+//! gives an errno or works all the same, a request that had begun ends, and the next call,
+//! without a fault, works; in the end nothing is left. Needs a kernel with fault injection
+//! (/proc/thread-self/fail-nth), and one device, which talks to itself.
+
+#![forbid(unsafe_code)]
+
+use selftests::args::Args;
+use selftests::endpoint::{choose_gid, Device, ALL_ACCESS};
+use selftests::ktap::{note, Ktap, Outcome, Stop};
+use selftests::sys::Memory;
+use selftests::verbs::{self, Connect, Context, Pd, Qp, QpInit, SendWr};
+use selftests::{check, fail, skip};
+use std::fs::{File, OpenOptions};
+use std::io::{self, Read, Seek, SeekFrom, Write};
+use std::sync::Arc;
+use std::time::Duration;
+
+const HELP: &str = "\
+usage: mroce-faults [--dev NAME] [--gid INDEX] [--most N] [CASE...]
+
+  --most N   faults that a case tries at the most (default 2000)
+
+CASE is a name or the beginning of one. Results are KTAP. Root.
+";
+
+/// Lets the n-th chance for a fault of this thread fail.
+struct Faults {
+    file: File,
+}
+
+impl Faults {
+    fn new() -> Outcome<Self> {
+        let Ok(file) = OpenOptions::new().read(true).write(true).open("/proc/thread-self/fail-nth") else {
+            skip!("this kernel injects no faults");
+        };
+        // Also where the caller would wait for memory; single pages, too; without a word.
+        for (kind, knob, value) in [
+            ("failslab", "ignore-gfp-wait", "N"),
+            ("failslab", "verbose", "0"),
+            ("fail_page_alloc", "ignore-gfp-wait", "N"),
+            ("fail_page_alloc", "min-order", "0"),
+            ("fail_page_alloc", "verbose", "0"),
+            ("fail_usercopy", "verbose", "0"),
+        ] {
+            let path = format!("/sys/kernel/debug/{kind}/{knob}");
+            std::fs::write(&path, value).map_err(|e| format!("{path}: {e}"))?;
+        }
+        Ok(Faults { file })
+    }
+
+    fn set(&mut self, n: u32) -> io::Result<()> {
+        self.file.write_all(n.to_string().as_bytes())
+    }
+
+    /// Takes the order back; true when it has been carried out.
+    fn end(&mut self) -> bool {
+        let mut text = String::new();
+        let left = self.file.seek(SeekFrom::Start(0)).and_then(|_| self.file.read_to_string(&mut text));
+        let _ = self.set(0);
+        left.is_ok() && text.trim() == "0"
+    }
+}
+
+struct Rig {
+    device: Option<String>,
+    context: Arc<Context>,
+    pd: Arc<Pd>,
+    memory: Arc<Memory>,
+    gid: (u32, [u8; 16]),
+    mtu: u32,
+}
+
+fn with_errno(what: io::Result<()>) -> Outcome<bool> {
+    match what {
+        Ok(()) => Ok(true),
+        Err(e) => {
+            check!(e.raw_os_error().is_some_and(|n| n > 0), "an error without errno: {e}");
+            Ok(false)
+        }
+    }
+}
+
+/// Calls `op` until no fault is left to inject.
+fn walk(faults: &mut Faults, most: u32, mut op: impl FnMut() -> io::Result<()>) -> Outcome {
+    // What is made once is there.
+    op().map_err(|e| format!("without a fault: {e}"))?;
+    let (mut failed, mut survived) = (0, 0);
+    for n in 1..=most {
+        faults.set(n).map_err(|e| e.to_string())?;
+        let result = op();
+        if !faults.end() {
+            // There were fewer chances than that.
+            check!(result.is_ok(), "fault {n} was not injected, but {result:?}");
+            note(&format!("{} faults: {failed} calls failed, {survived} worked all the same", n - 1));
+            return Ok(());
+        }
+        if with_errno(result)? {
+            survived += 1;
+        } else {
+            failed += 1;
+        }
+        if n % 16 == 0 {
+            op().map_err(|e| format!("after fault {n}, without one: {e}"))?;
+        }
+    }
+    op().map_err(|e| format!("without a fault, afterwards: {e}"))?;
+    note(&format!("{most} faults and no end: {failed} calls failed, {survived} worked all the same"));
+    Ok(())
+}
+
+impl Rig {
+    fn new(device: &Device) -> Outcome<Self> {
+        let text = |e: io::Error| Stop::Fail(e.to_string());
+        let context = Context::open(device.name.as_deref()).map_err(text)?;
+        Ok(Rig {
+            device: device.name.clone(),
+            pd: context.alloc_pd().map_err(text)?,
+            memory: Arc::new(Memory::new(1 << 20).map_err(text)?),
+            gid: choose_gid(&context, device).map_err(text)?,
+            mtu: context.query_port(1).map_err(text)?.active_mtu,
+            context,
+        })
+    }
+
+    fn qp(&self) -> io::Result<Arc<Qp>> {
+        let cq = self.context.create_cq(64, None)?;
+        self.pd.create_qp(&QpInit::rc(&cq, &cq, 16, 4, 64))
+    }
+
+    fn connect(&self, to: &Qp) -> Connect {
+        Connect {
+            qpn: to.number,
+            gid: self.gid.1,
+            gid_index: self.gid.0 as u8,
+            rq_psn: 7,
+            sq_psn: 7,
+            mtu: self.mtu,
+            rd_atomic: 4,
+            dest_rd_atomic: 4,
+            timeout: 12,
+            retry_cnt: 3,
+            rnr_retry: 1,
+            min_rnr_timer: 1,
+            traffic_class: 0,
+        }
+    }
+
+    /// Two QPs of the device that are connected with each other.
+    fn pair(&self) -> io::Result<(Arc<Qp>, Arc<Qp>)> {
+        let (a, b) = (self.qp()?, self.qp()?);
+        for (qp, to) in [(&a, &b), (&b, &a)] {
+            let connect = self.connect(to);
+            qp.init(ALL_ACCESS)?;
+            qp.to_rtr(&connect)?;
+            qp.to_rts(&connect)?;
+        }
+        Ok((a, b))
+    }
+
+    /// One request of each kind over a fresh pair; all end. An error of the request is as
+    /// good as one of the call.
+    fn traffic(&self) -> io::Result<()> {
+        let mr = self.pd.reg(&self.memory, ALL_ACCESS)?;
+        let (a, b) = self.pair()?;
+        b.post_recv(5, &[mr.sge(0, 4096)])?;
+        let wr = |wr_id, opcode, len| SendWr {
+            wr_id,
+            opcode,
+            sges: vec![mr.sge(8192, len)],
+            flags: verbs::IBV_SEND_SIGNALED,
+            remote_addr: mr.addr(65536),
+            rkey: mr.rkey,
+            compare_add: 1,
+            ..SendWr::default()
+        };
+        let list = [
+            wr(0, verbs::IBV_WR_RDMA_WRITE, 60_000),
+            wr(1, verbs::IBV_WR_RDMA_READ, 5000),
+            wr(2, verbs::IBV_WR_ATOMIC_FETCH_AND_ADD, 8),
+            wr(3, verbs::IBV_WR_SEND, 1000),
+        ];
+        a.post_send(&list).map_err(|e| e.error)?;
+        let mut error = None;
+        for id in 0..4 {
+            match a.send_cq.poll_one(Duration::from_secs(20))? {
+                Some(wc) if wc.wr_id != id => return Err(io::Error::other("completions out of order")),
+                Some(wc) if wc.status != verbs::IBV_WC_SUCCESS => error = Some(wc.status),
+                Some(_) => {}
+                None => return Err(io::Error::other("a request does not end")),
+            }
+        }
+        match error {
+            // EIO stands for an error completion.
+            Some(_) => Err(io::Error::from_raw_os_error(5)),
+            None => Ok(()),
+        }
+    }
+}
+
+type Case = (&'static str, fn(&Rig) -> io::Result<()>);
+
+const CASES: &[Case] = &[
+    ("case06_open_device", |r| Context::open(r.device.as_deref()).map(drop)),
+    ("case06_alloc_pd", |r| r.context.alloc_pd().map(drop)),
+    ("case06_reg_mr", |r| r.pd.reg(&r.memory, ALL_ACCESS).map(drop)),
+    ("case06_rereg_mr", |r| r.pd.reg(&r.memory, ALL_ACCESS)?.rereg_access(verbs::IBV_ACCESS_LOCAL_WRITE)),
+    ("case06_alloc_mw", |r| r.pd.alloc_mw(verbs::IBV_MW_TYPE_2).map(drop)),
+    ("case06_create_channel", |r| r.context.create_channel().map(drop)),
+    ("case06_create_cq", |r| r.context.create_cq(100, None).map(drop)),
+    ("case06_create_cq_with_channel", |r| {
+        let channel = r.context.create_channel()?;
+        r.context.create_cq(100, Some(&channel)).map(drop)
+    }),
+    ("case06_resize_cq", |r| r.context.create_cq(100, None)?.resize(5000)),
+    ("case06_create_srq", |r| r.pd.create_srq(100, 2).map(drop)),
+    ("case06_create_qp", |r| r.qp().map(drop)),
+    ("case06_create_qp_with_srq", |r| {
+        let cq = r.context.create_cq(16, None)?;
+        let srq = r.pd.create_srq(16, 1)?;
+        let init = QpInit { srq: Some(srq), ..QpInit::rc(&cq, &cq, 16, 1, 0) };
+        r.pd.create_qp(&init).map(drop)
+    }),
+    ("case06_modify_qp", |r| r.pair().map(drop)),
+    ("case06_query", |r| {
+        r.context.query_device()?;
+        r.context.query_port(1)?;
+        r.qp()?.query(verbs::IBV_QP_STATE).map(drop)
+    }),
+    ("case06_traffic", Rig::traffic),
+];
+
+fn left(device: &str) -> String {
+    let out = std::process::Command::new("rdma").args(["resource", "show", device]).output();
+    out.map_or(String::new(), |o| String::from_utf8_lossy(&o.stdout).into_owned())
+}
+
+fn main() {
+    let mut args = Args::from_env();
+    if args.flag("--help") {
+        print!("{HELP}");
+        return;
+    }
+    if args.flag("--list") {
+        for case in CASES {
+            println!("{}", case.0);
+        }
+        return;
+    }
+    let device = Device::from_args(&mut args);
+    let most = args.value("--most").unwrap_or(2000);
+    let mut words = Vec::new();
+    while let Some(word) = args.positional() {
+        words.push(word);
+    }
+    args.finish();
+    let wanted = |name: &str| words.is_empty() || words.iter().any(|w| name.starts_with(w.as_str()));
+    let cases: Vec<&Case> = CASES.iter().filter(|c| wanted(c.0)).collect();
+    let mut ktap = Ktap::new(cases.len());
+    for (name, op) in cases {
+        ktap.run(name, || {
+            let mut faults = Faults::new()?;
+            let rig = Rig::new(&device)?;
+            let before = left(&rig.context.name);
+            let result = walk(&mut faults, most, || op(&rig));
+            let _ = faults.set(0);
+            result?;
+            let after = left(&rig.context.name);
+            if before != after {
+                fail!("left after it: {after} (before: {before})");
+            }
+            Ok(())
+        });
+    }
+    std::process::exit(ktap.finish());
+}
