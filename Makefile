@@ -9,6 +9,7 @@
 #   make demo       two virtual machines, verified data over many paths, with and without loss
 #   make test       what each change must pass; ends with "N passed, N failed"
 #                   (qemu-test/suites --help lists more: loss, speed, perftest, fabric …)
+#   make test-debug its suites on a kernel that checks itself (KASAN, lockdep, leaks), and faults
 #   make test-core  unit tests and simulation of the protocol core
 #   make fuzz       looks for inputs that break the parser or the core (TIME=seconds for each)
 #   make coverage   lines of the core that its tests run
@@ -54,6 +55,9 @@ demo:
 
 test:
 	@qemu-test/suites test
+
+test-debug:
+	@qemu-test/suites debug
 
 test-core:
 	@qemu-test/core test
