@@ -36,6 +36,12 @@ impl Faults {
         let Ok(file) = OpenOptions::new().read(true).write(true).open("/proc/thread-self/fail-nth") else {
             skip!("this kernel injects no faults");
         };
+        // A network namespace of `ip netns` has a /sys of its own.
+        let debug = std::path::Path::new("/sys/kernel/debug");
+        if !debug.join("failslab").exists() {
+            let _ =
+                std::process::Command::new("mount").args(["-t", "debugfs", "none"]).arg(debug).status();
+        }
         // Also where the caller would wait for memory; single pages, too; without a word.
         for (kind, knob, value) in [
             ("failslab", "ignore-gfp-wait", "N"),

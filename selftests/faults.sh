@@ -1,0 +1,248 @@
+#!/bin/bash
+# SPDX-License-Identifier: GPL-2.0
+#
+# faults.sh [CASE...]: loading the module and making a link while one allocation after the
+# other fails in the kernel, and traffic while the network below it fails in every way. One
+# host (qemu-test/run --hosts 1 --no-device), on a kernel with fault injection for case06; makes
+# what it needs:
+#
+#     fi-a eth0 10.94.0.1 ---- veth ---- eth0 10.94.0.2 fi-b       mtu 4200
+set -uo pipefail
+cd "$(dirname "$0")" || exit
+. ./lib.sh
+: "${MOST:=2000}" # faults that are tried at the most
+work=$(mktemp -d)
+trap 'down; rm -rf "$work"' EXIT
+
+on() { ip netns exec "fi-$1" "${@:2}"; }
+address() { if [ "$1" = a ]; then echo 10.94.0.1; else echo 10.94.0.2; fi; }
+wire() {
+    ip link add eth0 netns fi-a mtu 4200 type veth peer name eth0 netns fi-b
+    ip -n fi-b link set eth0 mtu 4200
+    for n in a b; do
+        ip -n fi-$n address add "$(address $n)/24" dev eth0
+        ip -n fi-$n link set eth0 up
+    done
+}
+up() {
+    down
+    modprobe "$KIND"
+    for n in a b; do
+        ip netns add fi-$n
+        ip -n fi-$n link set lo up
+    done
+    wire
+}
+down() {
+    local n
+    for n in a b; do
+        ip netns list | has -w "fi-$n" || continue
+        ip netns pids fi-$n | xargs -r kill -KILL 2>/dev/null
+        ! device_in $n || on $n rdma link delete "fi$n"
+        ip netns delete fi-$n
+    done
+    return 0
+}
+device_in() { on "$1" rdma link 2>/dev/null | has "^link fi$1/"; }
+add() { for n in a b; do on $n rdma link add fi$n type "$KIND" netdev eth0 || return 1; done; }
+injects() {
+    [ -e /proc/self/fail-nth ] || { echo "this kernel injects no faults"; return 4; }
+    mount -t debugfs none /sys/kernel/debug 2>/dev/null || :
+    echo N >/sys/kernel/debug/failslab/ignore-gfp-wait
+    echo N >/sys/kernel/debug/fail_page_alloc/ignore-gfp-wait
+    echo 0 >/sys/kernel/debug/fail_page_alloc/min-order
+    for k in failslab fail_page_alloc fail_usercopy; do echo 0 >/sys/kernel/debug/$k/verbose; done
+}
+
+# walk WHAT...: python3 that calls act() with the n-th fault, n = 1, 2, …, undo() after each
+# that worked, until a call meets fewer faults than n.
+walk() {
+    MOST=$MOST python3 - "$@" <<'PY'
+import ctypes, os, socket, struct, subprocess, sys
+what, most = sys.argv[1], int(os.environ["MOST"])
+nth = os.open("/proc/thread-self/fail-nth", os.O_RDWR)
+libc = ctypes.CDLL(None, use_errno=True)
+
+if what == "module":
+    file = os.open(sys.argv[2], os.O_RDONLY)
+    parameters = ctypes.create_string_buffer(b"")
+    def act():
+        return ctypes.get_errno() if libc.syscall(313, file, parameters, 0) else 0
+    def undo():
+        subprocess.run(["rmmod", sys.argv[3]], check=True)
+else:
+    kind, name = sys.argv[2].encode(), b"fia"
+    netlink = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, 20)
+    netlink.bind((0, 0))
+    def attribute(number, value):
+        value += b"\0"
+        pad = -len(value) % 4
+        return struct.pack("=HH", len(value) + 4, number) + value + b"\0" * pad
+    # NEWLINK of nldev, with acknowledgement: name, type and netdev of the device.
+    body = attribute(2, name) + attribute(int(sys.argv[3]), kind) + attribute(int(sys.argv[4]), b"eth0")
+    message = struct.pack("=IHHII", 16 + len(body), 5 << 10 | 3, 5, 1, 0) + body
+    def act():
+        try:
+            netlink.send(message)
+            answer = netlink.recv(4096)
+        except OSError as e:
+            return e.errno
+        return -struct.unpack_from("=i", answer, 16)[0]
+    def undo():
+        # When the answer was what failed, the link may be there all the same.
+        subprocess.run(["rdma", "link", "delete", "fia"], check=False, stderr=subprocess.DEVNULL)
+
+failed = survived = 0
+for n in range(1, most + 1):
+    os.pwrite(nth, str(n).encode(), 0)
+    error = act()
+    injected = os.pread(nth, 16, 0).strip() == b"0"
+    os.pwrite(nth, b"0", 0)
+    if not error or what != "module":
+        undo()
+    if not injected:
+        if error:
+            sys.exit(f"fault {n} was not injected, but the call fails: {os.strerror(error)}")
+        print(f"{n - 1} faults: {failed} calls failed, {survived} worked all the same")
+        break
+    if error:
+        failed += 1
+    else:
+        survived += 1
+    if n % 16 == 0:
+        error = act()
+        if error:
+            sys.exit(f"after fault {n}, without one: {os.strerror(error)}")
+        undo()
+else:
+    print(f"{most} faults and no end: {failed} calls failed, {survived} worked all the same")
+PY
+}
+
+# ---------------------------------------------------------------- cases
+
+case06_module_load() {
+    injects
+    ! grep -q "^$KIND " /proc/modules || rmmod "$KIND"
+    walk module "$(modinfo -n "$KIND")" "$KIND"
+    modprobe "$KIND"
+}
+
+case06_link_add() {
+    injects
+    up
+    export -f walk
+    export MOST
+    # LINK_TYPE and NDEV_NAME of rdma_netlink.h.
+    on a bash -c "walk link $KIND 65 51"
+    on a rdma link add fia type "$KIND" netdev eth0
+    on a rdma link delete fia
+    down
+}
+
+# verified SECONDS: checked traffic in the background; pid in client.
+verified() {
+    ip netns exec fi-a mroce-verify --dev fia --listen 18515 --wait 60 >"$work/server" 2>&1 &
+    server=$!
+    ip netns exec fi-b mroce-verify --dev fib --connect 10.94.0.1 --suites random --seconds "$1" --timeout 19 --wait 60 >"$work/client" 2>&1 &
+    client=$!
+    busywait 30 moving
+}
+# The same without checked bytes, over one connection: verify makes new ones, and asks for an MTU.
+plain() {
+    ip netns exec fi-a mroce-bench --dev fia --listen 18515 --wait 60 >"$work/server" 2>&1 &
+    server=$!
+    ip netns exec fi-b mroce-bench --dev fib --connect 10.94.0.1 --tests write_bw --seconds "$1" --wait 60 >"$work/client" 2>&1 &
+    client=$!
+    busywait 30 moving
+}
+moving() { [ "$(on b cat /sys/class/infiniband/fib/ports/1/hw_counters/sent_pkts)" -gt 100 ]; }
+ended_well() {
+    local status=0
+    wait "$client" || status=1
+    wait "$server" || status=1
+    [ "$status" = 0 ] || { cat "$work/client" "$work/server"; return 1; }
+}
+
+# The network fails and comes back under traffic: no request fails, no byte is wrong.
+net_fails_and_comes_back() {
+    up
+    add
+    local how
+    for how in carrier queue route mtu address clock; do
+        if [ $how = mtu ]; then plain 4; else verified 4; fi
+        case $how in
+            carrier)
+                ip -n fi-a link set eth0 down
+                sleep 0.3
+                ip -n fi-a link set eth0 up
+                ;;
+            queue)
+                # Full at once, as if it had been stopped.
+                tc -n fi-b qdisc add dev eth0 root tbf rate 8kbit burst 5000 limit 5000
+                sleep 0.5
+                tc -n fi-b qdisc delete dev eth0 root
+                ;;
+            route)
+                ip -n fi-b route delete 10.94.0.0/24
+                sleep 0.5
+                ip -n fi-b route add 10.94.0.0/24 dev eth0 src 10.94.0.2
+                ;;
+            mtu)
+                for n in a b; do ip -n fi-$n link set eth0 mtu 1500; done
+                sleep 1
+                for n in a b; do ip -n fi-$n link set eth0 mtu 4200; done
+                ;;
+            address)
+                ip -n fi-b address add 10.94.0.77/24 dev eth0
+                ip -n fi-b address delete 10.94.0.77/24 dev eth0
+                ;;
+            clock)
+                date -s '+1 hour' >/dev/null
+                sleep 0.3
+                date -s '-1 hour' >/dev/null
+                ;;
+        esac
+        ended_well || { echo "after: $how"; return 1; }
+        echo "$how: traffic went on"
+    done
+    down
+}
+
+# What does not come back: requests end with an error, programs end, nothing is left.
+net_gone_for_good() {
+    local how
+    for how in address carrier namespace; do
+        up
+        add
+        verified 60
+        case $how in
+            address) ip -n fi-a address flush dev eth0 ;;
+            carrier) ip -n fi-a link set eth0 down ;;
+            namespace)
+                kill -KILL "$server"
+                on a rdma link delete fia
+                ip netns delete fi-a
+                ;;
+        esac
+        sleep 0.5
+        kill -KILL "$client" "$server" 2>/dev/null || :
+        wait "$client" "$server" 2>/dev/null || :
+        busywait 20 unheld b
+        down
+        busywait 10 unload
+        modprobe "$KIND"
+        echo "$how: gone without a trace"
+    done
+}
+unheld() { ! on "$1" rdma resource show "fi$1" | has -E ' (pd|cq|qp|mr|ctx|srq) [1-9]'; }
+unload() { ! grep -q "^$KIND " /proc/modules || rmmod "$KIND"; }
+
+cases=(case06_module_load case06_link_add net_fails_and_comes_back net_gone_for_good)
+[ $# = 0 ] || cases=("$@")
+plan ${#cases[@]}
+for c in "${cases[@]}"; do
+    run_case "$c"
+    down
+done
+finish
