@@ -91,7 +91,7 @@ impl Connection {
     }
 
     /// When to set the timer to: [`Connection::poll_timeout`], but no sooner than
-    /// [`PATIENCE`] for questions about what has arrived while nothing was lost lately.
+    /// `PATIENCE` for questions about what has arrived while nothing was lost lately.
     /// While packets flow such a question has an answer before it is asked, and an
     /// interrupt costs more than many of them. Once a time was returned, call
     /// [`Connection::handle_timeout`] then, though later ones follow.
