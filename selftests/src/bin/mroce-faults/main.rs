@@ -14,7 +14,8 @@ use selftests::sys::Memory;
 use selftests::verbs::{self, Connect, Context, Pd, Qp, QpInit, SendWr};
 use selftests::{check, fail, skip};
 use std::fs::{File, OpenOptions};
-use std::io::{self, Read, Seek, SeekFrom, Write};
+use std::io;
+use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -39,8 +40,7 @@ impl Faults {
         // A network namespace of `ip netns` has a /sys of its own.
         let debug = std::path::Path::new("/sys/kernel/debug");
         if !debug.join("failslab").exists() {
-            let _ =
-                std::process::Command::new("mount").args(["-t", "debugfs", "none"]).arg(debug).status();
+            let _ = std::process::Command::new("mount").args(["-t", "debugfs", "none"]).arg(debug).status();
         }
         // Also where the caller would wait for memory; single pages, too; without a word.
         for (kind, knob, value) in [
@@ -58,15 +58,16 @@ impl Faults {
     }
 
     fn set(&mut self, n: u32) -> io::Result<()> {
-        self.file.write_all(n.to_string().as_bytes())
+        // The file knows no seeking.
+        self.file.write_at(n.to_string().as_bytes(), 0).map(drop)
     }
 
     /// Takes the order back; true when it has been carried out.
     fn end(&mut self) -> bool {
-        let mut text = String::new();
-        let left = self.file.seek(SeekFrom::Start(0)).and_then(|_| self.file.read_to_string(&mut text));
+        let mut room = [0; 16];
+        let left = self.file.read_at(&mut room, 0);
         let _ = self.set(0);
-        left.is_ok() && text.trim() == "0"
+        left.is_ok_and(|n| room[..n].trim_ascii() == b"0")
     }
 }
 

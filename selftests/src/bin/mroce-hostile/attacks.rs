@@ -579,7 +579,15 @@ pub fn flood_frames(spy: &Spy, to: &mut Sender, victim: bool) -> Outcome<Vec<Vec
         let all = templates(spy, id);
         let (_, header, payload) = &all[i as usize % all.len()];
         let p = match i % 5 {
-            0 => Handshake { source: gid(from), ..handshake(spy, id, nonce) }.packet(kind::INIT).sealed(),
+            0 => {
+                // Half of them in the name of the peer, from its address.
+                let mine = i % 2 == 0;
+                let from = if mine { spy.own } else { from };
+                let p =
+                    Handshake { source: gid(from), ..handshake(spy, id, nonce) }.packet(kind::INIT).sealed();
+                frames.push(Route { from, ..route }.frame(&p));
+                continue;
+            }
             1 => (0..1 + to.rng.below(1400)).map(|_| to.rng.bits() as u8).collect(),
             2 => Packet(with_payload(header, *payload)).sealed(),
             3 => {
