@@ -6,8 +6,11 @@
 
 use crate::proto::api::Time;
 
-/// Bytes that may go at once.
-const BURST: u64 = 64 << 10;
+/// Bytes that may go at once: what the rate carries in this time (ns), within limits. Many
+/// senders with small shares must not burst together.
+const BURST_TIME: u64 = 100_000;
+const BURST_MIN: u64 = 16 << 10;
+const BURST_MAX: u64 = 64 << 10;
 
 /// A bucket that fills with time. Without a rate it is never empty.
 #[derive(Clone, Copy, Debug)]
@@ -40,7 +43,9 @@ impl Pace {
 
     /// When the next packet may go.
     pub(crate) fn next(&self) -> Time {
-        match (BURST << 20).checked_div(self.rate) {
+        let carried = self.rate.saturating_mul(BURST_TIME) >> 20;
+        let burst = carried.clamp(BURST_MIN, BURST_MAX);
+        match (burst << 20).checked_div(self.rate) {
             Some(time) => self.full_at.saturating_sub(time),
             None => 0,
         }

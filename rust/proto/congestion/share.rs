@@ -171,7 +171,7 @@ impl Shares {
             let level = u64::from(self.level).saturating_mul(all).checked_div(used);
             u32::try_from(level.unwrap_or(all).min(most).min(all)).unwrap_or(self.kbit)
         } else {
-            self.raised.saturating_sub(self.raised / 4)
+            self.raised.saturating_sub(self.raised / 8)
         };
         self.level = self.level.max(self.raised);
         self.since = now;

@@ -31,16 +31,16 @@ fn senders(s: &mut Shares, start: Time, time: Time, wants: &[u32]) -> std::vec::
 fn shares_are_max_min() {
     let mut s = Shares::new(1_000_000, 8).expect("memory");
     // Two want all they can get, one wants 100 Mbit/s.
-    let shares = senders(&mut s, MS, 10 * MS, &[u32::MAX, u32::MAX, 100_000]);
+    let shares = senders(&mut s, MS, 200 * MS, &[u32::MAX, u32::MAX, 100_000]);
     assert!((400_000..=450_000).contains(&shares[0]), "{shares:?}");
     assert_eq!(shares[0], shares[1]);
     assert!(shares[2] >= 100_000, "{shares:?}");
     // What nobody wants all of is not divided.
-    let shares = senders(&mut s, 40 * MS, 10 * MS, &[300_000, 400_000]);
+    let shares = senders(&mut s, 400 * MS, 50 * MS, &[300_000, 400_000]);
     assert_eq!(shares, [1_000_000; 2]);
     // One is left: it gets everything soon.
-    senders(&mut s, 60 * MS, MS, &[u32::MAX, u32::MAX]);
-    let shares = senders(&mut s, 61 * MS, 5 * MS, &[u32::MAX]);
+    senders(&mut s, 600 * MS, 50 * MS, &[u32::MAX, u32::MAX]);
+    let shares = senders(&mut s, 650 * MS, 10 * MS, &[u32::MAX]);
     assert_eq!(shares, [1_000_000]);
     // Unknown speed: no shares. More senders than places: no limit for the last ones.
     let mut none = Shares::new(0, 8).expect("memory");

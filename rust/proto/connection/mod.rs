@@ -66,9 +66,8 @@ const LATENESS_SHIFT: u32 = 16;
 /// A queue delays answers by this much at the most.
 const PAUSE_MAX: Time = 1_000_000;
 
-/// The device's shares are told what came in this often: a quarter of the round trip.
-const REPORT_MIN: Time = 2_000;
-const REPORT_MAX: Time = 100_000;
+/// Between two reports to the device's shares, which watch the link for 10 µs and more.
+const REPORT: Time = 2_000;
 
 /// Probes that wait for their replies to be sent.
 const REPLIES: usize = 16;
@@ -1050,11 +1049,10 @@ impl Connection {
         }
     }
 
-    /// Whether the peer has sent something since the last report and
-    /// [`Connection::report`] is worth it: some times per round trip.
+    /// Whether the peer has sent something since the last report, so that
+    /// [`Connection::report`] is worth it.
     pub fn report_is_due(&self, now: Time) -> bool {
-        let every = (self.srtt / 4).clamp(REPORT_MIN, REPORT_MAX);
-        self.received_bytes != self.reported_bytes && now.saturating_sub(self.reported_at) >= every
+        self.received_bytes != self.reported_bytes && now.saturating_sub(self.reported_at) >= REPORT
     }
 
     /// Reports to the device's [`Shares`] what the peer has sent lately, and grants the peer

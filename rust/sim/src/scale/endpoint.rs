@@ -49,6 +49,8 @@ pub(crate) struct HostSetup {
     /// Bytes in a host's port above which connections wait for their turn; 0: they do not
     /// wait, and what finds the port full has not been sent.
     pub(crate) pull: u64,
+    /// A path keeps to one plane, by its index; else the host's routes choose.
+    pub(crate) by_path: bool,
     /// Packets of a connection before the next one's turn, while others wait.
     pub(crate) turn: usize,
     pub(crate) seed: u64,
@@ -539,7 +541,12 @@ impl End {
         };
         let hash = flow_hash(address(self.index), address(peer), tx.source_port, PORT);
         let size = u32::from(tx.header_len) + payload + IP_UDP + ETHERNET;
-        let port = net.host_port(self.index as usize, hash);
+        let port = if self.setup.by_path {
+            let plane = usize::from(tx.path) % net.fabric.layout.planes;
+            net.fabric.host_port(self.index as usize, plane)
+        } else {
+            net.host_port(self.index as usize, hash)
+        };
         let q = &net.fabric.ports[port];
         if q.backlog(net.now) + u64::from(size) > q.limit {
             return false;

@@ -116,7 +116,7 @@ pub(crate) const KEYS: &[(&str, &str, &str)] = &[
     ),
     (
         "transport.batching",
-        "20us",
+        "100us",
         "metaroce: what a share allows hosts for batching",
     ),
     (
@@ -128,6 +128,11 @@ pub(crate) const KEYS: &[(&str, &str, &str)] = &[
         "transport.turn",
         "2",
         "metaroce: packets of a connection before the next one's turn",
+    ),
+    (
+        "transport.plane_by",
+        "hash",
+        "metaroce: a packet's plane follows from the hash of addresses and ports, or from its path",
     ),
     (
         "transport.qps",
@@ -336,6 +341,11 @@ fn setup(values: &[(String, String)], faults: &[&Section]) -> Result<Setup, Stri
         margin: tim("transport.margin")? / 1000,
         batching: tim("transport.batching")? / 1000,
         pull: byt("transport.pull")? as u64,
+        by_path: match text("transport.plane_by") {
+            "hash" => false,
+            "path" => true,
+            other => return Err(format!("transport.plane_by: {other:?}")),
+        },
         turn: (num("transport.turn")? as usize).max(1),
         seed,
     };
