@@ -103,8 +103,8 @@ const WORK_ROUNDS: usize = 4;
 /// Packets held for one connection at the most (rule 15 of PROTOCOL.md).
 const HELD: usize = 256;
 
-/// Answers without state: 10,000 a second, and so many at once. A host that is flooded does
-/// not spend its time on them.
+/// Answers to those who have proven nothing: 10,000 a second, and so many at once. A host that
+/// is flooded does not spend its time on them.
 const ANSWER_EVERY: Time = 100_000;
 const ANSWERS_AT_ONCE: Time = 256;
 
@@ -136,7 +136,7 @@ impl From<wire::HandshakeKey> for Key {
 /// The connections of a device.
 #[pin_data]
 pub struct Table {
-    /// When the next answer without state is due at the rate that is allowed, ns.
+    /// When the next answer to a stranger is due at the rate that is allowed, ns.
     answers: AtomicU64,
     /// Held while a connection is looked up or made, so that a pair gets one.
     #[pin]
@@ -165,7 +165,7 @@ impl Table {
         })
     }
 
-    /// Whether one more answer without state may go.
+    /// Whether one more answer to somebody who has proven nothing may go.
     fn may_answer(&self, now: Time) -> bool {
         let earliest = now.saturating_sub(ANSWER_EVERY * ANSWERS_AT_ONCE);
         let next = |due: Time| {
@@ -435,6 +435,10 @@ pub fn receive(device: &Arc<DeviceInner>, skb: Skb) {
     let Some(conn) = conn else {
         return reply_without_state(device, &packet, &skb);
     };
+    // Each asks for an answer, and anybody can send them.
+    if matches!(packet.body(), Body::Init(_)) && !device.table.may_answer(net::now()) {
+        return device.count_drop(wire::Drop::NoConnection);
+    }
     // Somebody waits for this one: it does not wait for the end of the batch.
     let urgent = match packet.body() {
         Body::Data(path, _) => path.ack_request,
