@@ -155,27 +155,30 @@ impl Setup {
         2 * hops * l.delay + (line * hops as f64) as Ps
     }
 
+    /// Traffic begins then: connections are up, their paths tried.
+    pub(crate) fn start(&self) -> Ps {
+        6_000_000 * NS + 16 * (self.base_rtt() + 2 * self.layout.far_delay)
+    }
+
     /// Times of the run, for the progress bar: expected end.
     pub(crate) fn end(&self) -> Ps {
         if self.job.kind.is_finite() {
             self.limit
         } else {
-            START + self.warm + self.time
+            self.start() + self.warm + self.time
         }
     }
 }
-
-/// Traffic begins then: connections are up, their paths tried.
-const START: Ps = 6_000_000 * NS;
 
 /// Runs it. `progress` is called now and then with the simulated time and the events.
 pub(crate) fn run(setup: &Setup, progress: &mut dyn FnMut(Ps, u64)) -> Outcome {
     let wall = std::time::Instant::now();
     let mut w = World::new(setup);
     w.connect();
-    w.net.at(START, Event::Phase);
+    let start = setup.start();
+    w.net.at(start, Event::Phase);
     for i in 0..setup.faults.len() {
-        let at = START + setup.faults[i].at;
+        let at = start + setup.faults[i].at;
         w.net.at(at, Event::Fault { index: i as u32 });
     }
     let mut n = 0u64;
@@ -188,7 +191,7 @@ pub(crate) fn run(setup: &Setup, progress: &mut dyn FnMut(Ps, u64)) -> Outcome {
         if n % (1 << 16) == 0 {
             progress(at, n);
         }
-        if at > START + setup.limit {
+        if at > start + setup.limit {
             break;
         }
         w.handle(event);
@@ -372,12 +375,13 @@ impl World {
 
     fn phase(&mut self) {
         let now = self.net.now;
-        if self.counted == 0 && now == START {
-            self.counted = START;
+        let start = self.setup.start();
+        if self.counted == 0 && now == start {
             if self.models.is_none() && !self.ends.iter().all(|e| e.is_up()) {
                 self.over = true;
                 return;
             }
+            self.counted = start;
             for p in &mut self.net.fabric.ports {
                 p.stats = Default::default();
             }
@@ -388,7 +392,7 @@ impl World {
             self.traffic.start(now, &mut self.posts);
             self.carry_out();
             if !self.setup.job.kind.is_finite() {
-                self.net.at(START + self.setup.warm, Event::Phase);
+                self.net.at(start + self.setup.warm, Event::Phase);
             }
             if self.setup.sample != 0 {
                 self.net.at(now + self.setup.sample, Event::Sample);
@@ -462,7 +466,7 @@ impl World {
         let now = self.net.now;
         let hosts = self.net.fabric.layout.hosts * self.net.fabric.layout.planes;
         let mut s = Sample {
-            at: now - START,
+            at: now - self.setup.start(),
             share_min: u32::MAX,
             ..Sample::default()
         };
@@ -540,6 +544,7 @@ impl World {
     }
 
     fn outcome(mut self, wall: f64) -> Outcome {
+        let start = self.setup.start();
         let span = self.net.now - self.counted;
         let hosts = self.net.fabric.layout.hosts * self.net.fabric.layout.planes;
         let left = self.net.packets.used();
@@ -553,7 +558,7 @@ impl World {
                 .traffic
                 .last
                 .iter()
-                .map(|t| t.saturating_sub(START))
+                .map(|t| t.saturating_sub(start))
                 .collect(),
             sums: self.net.sums,
             failed: self.traffic.failed,
