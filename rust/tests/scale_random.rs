@@ -133,7 +133,9 @@ fn fair(seed: u64) -> u64 {
         spread < 1.5,
         "the last one took {spread} times as long. {what}"
     );
-    assert!(row.number("of_line") > 0.85, "{what}");
+    // With neither marks nor shares the last flow may be alone for a while.
+    let least = if hint || marks { 0.85 } else { 0.75 };
+    assert!(row.number("of_line") > least, "{what}");
     row.number("packets") as u64
 }
 
