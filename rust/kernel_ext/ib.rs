@@ -1048,13 +1048,15 @@ impl<T: Operations> VTable<T> {
     /// Puts a region into an `ib_mr` of its own; the core fills the rest in.
     fn box_mr(mr: T::Mr) -> Result<*mut bindings::ib_mr> {
         let key = T::mr_key(&mr);
-        let shell = KBox::new(
+        // Filled once it is there: without memory for it the region is dropped as it is.
+        let mut shell = KBox::new(
             Shell {
                 raw: Opaque::new(bindings::ib_mr::default()),
-                value: MaybeUninit::new(mr),
+                value: MaybeUninit::uninit(),
             },
             GFP_KERNEL,
         )?;
+        shell.value.write(mr);
         let raw: *mut bindings::ib_mr = KBox::into_raw(shell).cast();
         // SAFETY: just allocated.
         unsafe {
