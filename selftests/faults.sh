@@ -10,41 +10,11 @@
 set -uo pipefail
 cd "$(dirname "$0")" || exit
 . ./lib.sh
+. ./pair.sh 'fi' 10.94.0
 : "${MOST:=2000}" # faults that are tried at the most
 work=$(mktemp -d)
 trap 'down; rm -rf "$work"' EXIT
 
-on() { ip netns exec "fi-$1" "${@:2}"; }
-address() { if [ "$1" = a ]; then echo 10.94.0.1; else echo 10.94.0.2; fi; }
-wire() {
-    ip link add eth0 netns fi-a mtu 4200 type veth peer name eth0 netns fi-b
-    ip -n fi-b link set eth0 mtu 4200
-    for n in a b; do
-        ip -n fi-$n address add "$(address $n)/24" dev eth0
-        ip -n fi-$n link set eth0 up
-    done
-}
-up() {
-    down
-    modprobe "$KIND"
-    for n in a b; do
-        ip netns add fi-$n
-        ip -n fi-$n link set lo up
-    done
-    wire
-}
-down() {
-    local n
-    for n in a b; do
-        ip netns list | has -w "fi-$n" || continue
-        ip netns pids fi-$n | xargs -r kill -KILL 2>/dev/null
-        ! device_in $n || on $n rdma link delete "fi$n"
-        ip netns delete fi-$n
-    done
-    return 0
-}
-device_in() { on "$1" rdma link 2>/dev/null | has "^link fi$1/"; }
-add() { for n in a b; do on $n rdma link add fi$n type "$KIND" netdev eth0 || return 1; done; }
 injects() {
     [ -e /proc/self/fail-nth ] || { echo "this kernel injects no faults"; return 4; }
     mount -t debugfs none /sys/kernel/debug 2>/dev/null || :
@@ -130,6 +100,7 @@ case06_module_load() {
 
 case06_link_add() {
     injects
+    modprobe "$KIND"
     up
     export -f walk
     export MOST
@@ -166,8 +137,9 @@ ended_well() {
 
 # The network fails and comes back under traffic: no request fails, no byte is wrong.
 net_fails_and_comes_back() {
+    modprobe "$KIND"
     up
-    add
+    add_links
     local how
     for how in carrier queue route mtu address clock; do
         if [ $how = mtu ]; then plain 4; else verified 4; fi
@@ -212,9 +184,10 @@ net_fails_and_comes_back() {
 # What does not come back: requests end with an error, programs end, nothing is left.
 net_gone_for_good() {
     local how
+    modprobe "$KIND"
     for how in address carrier namespace; do
         up
-        add
+        add_links
         verified 60
         case $how in
             address) ip -n fi-a address flush dev eth0 ;;

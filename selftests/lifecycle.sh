@@ -9,6 +9,7 @@
 set -uo pipefail
 cd "$(dirname "$0")" || exit
 . ./lib.sh
+. ./pair.sh lc 10.95.0
 ROUNDS=${1:-100}
 [ $# = 0 ] || shift
 WARMUP=10
@@ -31,40 +32,10 @@ choose() {
     echo $(((state >> 12) % $1))
 }
 
-on() { ip netns exec "lc-$1" "${@:2}"; }
-address() { if [ "$1" = a ]; then echo 10.95.0.1; else echo 10.95.0.2; fi; }
-
-wire() {
-    ip link add eth0 netns lc-a mtu 4200 type veth peer name eth0 netns lc-b
-    ip -n lc-b link set eth0 mtu 4200
-    for n in a b; do
-        ip -n lc-$n address add "$(address $n)/24" dev eth0
-        ip -n lc-$n link set eth0 up
-    done
-}
-up() {
-    down
-    for n in a b; do
-        ip netns add lc-$n
-        ip -n lc-$n link set lo up
-    done
-    wire
-}
-down() {
-    local n
-    for n in a b; do
-        ip netns list | has -w "lc-$n" || continue
-        ip netns pids lc-$n | xargs -r kill -KILL 2>/dev/null
-        ! device_in $n || on $n rdma link delete "lc$n"
-        ip netns delete lc-$n
-    done
-    return 0
-}
 trap 'down; rm -rf "$work"' EXIT
 
 loaded() { grep -q "^$KIND " /proc/modules; }
 unloaded() { ! loaded || rmmod "$KIND"; }
-device_in() { on "$1" rdma link 2>/dev/null | has "^link lc$1/"; }
 no_device_in() { ! device_in "$1"; }
 # The GID of the IPv4 address is there.
 ready() {
@@ -75,7 +46,7 @@ ready() {
         exit 1'
 }
 add() {
-    for n in a b; do on $n rdma link add lc$n type "$KIND" netdev eth0 || return 1; done
+    add_links || return 1
     busywait 10 ready a
     busywait 10 ready b
 }

@@ -9,38 +9,13 @@
 set -uo pipefail
 cd "$(dirname "$0")" || exit
 . ./lib.sh
+. ./pair.sh so 10.93.0
 MINUTES=${1:-30}
 : "${SEED:=$((EPOCHSECONDS % 30000))}" "${TOLERANCE:=1024}" # KiB of unreclaimable slab
 work=$(mktemp -d)
 trap 'down; rm -rf "$work"' EXIT
 RANDOM=$SEED
 
-on() { ip netns exec "so-$1" "${@:2}"; }
-address() { if [ "$1" = a ]; then echo 10.93.0.1; else echo 10.93.0.2; fi; }
-up() {
-    down
-    for n in a b; do
-        ip netns add so-$n
-        ip -n so-$n link set lo up
-    done
-    ip link add eth0 netns so-a mtu 4200 type veth peer name eth0 netns so-b
-    ip -n so-b link set eth0 mtu 4200
-    for n in a b; do
-        ip -n so-$n address add "$(address $n)/24" dev eth0
-        ip -n so-$n link set eth0 up
-        on $n rdma link add so$n type "$KIND" netdev eth0
-    done
-}
-down() {
-    local n
-    for n in a b; do
-        ip netns list | has -w "so-$n" || continue
-        ip netns pids so-$n | xargs -r kill -KILL 2>/dev/null
-        ! on $n rdma link 2>/dev/null | has "^link so$n/" || on $n rdma link delete "so$n"
-        ip netns delete so-$n
-    done
-    return 0
-}
 # weather: the network becomes another one.
 weather() {
     local n=$([ $((RANDOM % 2)) = 0 ] && echo a || echo b) what=$((RANDOM % 8))
@@ -113,7 +88,7 @@ soak() {
 
 plan 1
 note "seed $SEED, $MINUTES minutes"
-up
+up && add_links
 run_case soak
 down
 finish
