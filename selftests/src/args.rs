@@ -57,6 +57,26 @@ impl Args {
         }
     }
 
+    /// Answers `--help` with `help` and `--list` with a line for each of `names`; either ends
+    /// the program.
+    pub fn help_or_list<'a>(&mut self, help: &str, names: impl IntoIterator<Item = &'a str>) {
+        if self.flag("--help") {
+            print!("{help}");
+        } else if self.flag("--list") {
+            for name in names {
+                println!("{name}");
+            }
+        } else {
+            return;
+        }
+        std::process::exit(0);
+    }
+
+    /// Takes all words that are no options.
+    pub fn positionals(&mut self) -> Vec<String> {
+        std::iter::from_fn(|| self.positional()).collect()
+    }
+
     /// Takes the first word that is no option.
     pub fn positional(&mut self) -> Option<String> {
         let at = self.words.iter().position(|w| !w.starts_with("--"))?;

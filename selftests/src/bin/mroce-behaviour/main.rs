@@ -140,16 +140,7 @@ fn end(mut ep: Endpoint, run: &Run, mask: u64) -> Result<i32, String> {
 
 fn main() {
     let mut args = Args::from_env();
-    if args.flag("--help") {
-        print!("{HELP}");
-        return;
-    }
-    if args.flag("--list") {
-        for case in CASES {
-            println!("{}", case.0);
-        }
-        return;
-    }
+    args.help_or_list(HELP, CASES.iter().map(|c| c.0));
     // Parts of cases that run as processes of their own.
     if args.flag("--child-orphan") {
         std::process::exit(life::child_orphan(args));

@@ -246,23 +246,11 @@ fn left(device: &str) -> String {
 
 fn main() {
     let mut args = Args::from_env();
-    if args.flag("--help") {
-        print!("{HELP}");
-        return;
-    }
-    if args.flag("--list") {
-        for case in CASES {
-            println!("{}", case.0);
-        }
-        return;
-    }
+    args.help_or_list(HELP, CASES.iter().map(|c| c.0));
     let device = Device::from_args(&mut args);
     let most = args.value("--most").unwrap_or(2000);
     let one = args.flag("--one");
-    let mut words = Vec::new();
-    while let Some(word) = args.positional() {
-        words.push(word);
-    }
+    let words = args.positionals();
     args.finish();
     let wanted = |name: &str| {
         words.is_empty() || words.iter().any(|w| if one { name == w } else { name.starts_with(w.as_str()) })

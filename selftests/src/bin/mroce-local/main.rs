@@ -424,16 +424,7 @@ fn run(options: &Options, name: &str, must_end_well: bool) -> Outcome {
 
 fn main() {
     let mut args = Args::from_env();
-    if args.flag("--help") {
-        print!("{HELP}");
-        return;
-    }
-    if args.flag("--list") {
-        for case in CASES {
-            println!("{}", case.0);
-        }
-        return;
-    }
+    args.help_or_list(HELP, CASES.iter().map(|c| c.0));
     if std::env::args().any(|a| a == "--child") {
         std::process::exit(child(args));
     }
@@ -442,10 +433,7 @@ fn main() {
         seconds: args.value("--seconds").unwrap_or(5),
         seed: args.value("--seed").unwrap_or(u64::from(std::process::id())),
     };
-    let mut words = Vec::new();
-    while let Some(word) = args.positional() {
-        words.push(word);
-    }
+    let words = args.positionals();
     args.finish();
     if let Ok(entries) = std::fs::read_dir("/dev/infiniband") {
         for e in entries.flatten() {

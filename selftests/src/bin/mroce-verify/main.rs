@@ -221,16 +221,7 @@ fn end(ep: &Endpoint, given: &Run, chosen: &[&Suite], no_skip: bool) -> Result<i
 
 fn main() {
     let mut args = Args::from_env();
-    if args.flag("--help") {
-        print!("{HELP}");
-        return;
-    }
-    if args.flag("--list") {
-        for suite in SUITES {
-            println!("{}", suite.0);
-        }
-        return;
-    }
+    args.help_or_list(HELP, SUITES.iter().map(|s| s.0));
     let short = args.flag("--short");
     let no_skip = args.flag("--no-skip");
     let wanted = args.text("--suites").unwrap_or_default();
