@@ -19,8 +19,9 @@ pub struct Spy {
     /// Id in packets to the victim, and in those from it.
     pub to: u64,
     pub from: u64,
-    /// The newest data packet to the victim on each path, and from it.
-    pub data: HashMap<u8, (u8, Data)>,
+    /// The newest data packet of a Send or Write to the victim.
+    request: Data,
+    /// The newest data packet from it on each path.
     theirs: HashMap<u8, Data>,
     /// Packets to the victim as they were, with their source ports.
     pub kept: VecDeque<(u16, Vec<u8>)>,
@@ -45,7 +46,7 @@ impl Spy {
             route: None,
             to: 0,
             from: 0,
-            data: HashMap::new(),
+            request: Data::default(),
             theirs: HashMap::new(),
             kept: VecDeque::new(),
             received: HashMap::new(),
@@ -101,7 +102,9 @@ impl Spy {
             self.route = Some(route);
             if payload[0] & 0xf == kind::DATA {
                 if let Some((op, data)) = Data::read(&payload) {
-                    self.data.insert(data.path, (op, data));
+                    if (1..=5).contains(&op) && data.time > self.request.time {
+                        self.request = data;
+                    }
                 }
             }
         }
@@ -115,14 +118,9 @@ impl Spy {
         self.kept.push_back((route.from_port, payload));
     }
 
-    /// The last data packet seen, one of a stream that moves bytes.
+    /// The newest data packet to the victim that moves bytes of a Send or Write.
     pub fn last(&self) -> Data {
-        self.data
-            .values()
-            .filter(|(op, _)| (1..=5).contains(op))
-            .map(|(_, d)| *d)
-            .max_by_key(|d| d.time)
-            .unwrap_or_default()
+        self.request
     }
 }
 

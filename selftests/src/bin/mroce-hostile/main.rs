@@ -124,6 +124,13 @@ impl Report {
         r
     }
 
+    /// What was dropped meanwhile, for a message.
+    fn risen(&self, before: &Report) -> String {
+        let drops = self.counters.keys().filter(|name| name.starts_with("drop_"));
+        let risen = drops.map(|name| (name, self.rise(before, name))).filter(|(_, n)| *n != 0);
+        risen.map(|(name, n)| format!("{name}:{n}")).collect::<Vec<_>>().join(" ")
+    }
+
     fn rise(&self, before: &Report, name: &str) -> u64 {
         name.split('+')
             .map(|n| {
@@ -204,7 +211,7 @@ fn one(ep: &Endpoint, state: &State, spy: &mut Spy, sender: &mut Sender, attack:
     for (name, n) in &expected {
         let rise = after.rise(&before, name);
         note(&format!("{name} has risen by {rise}, {n} or more are due"));
-        check!(rise >= *n, "{name} has risen by {rise}, not by {n}");
+        check!(rise >= *n, "{name} has risen by {rise}, not by {n}; {}", after.risen(&before));
     }
     unharmed(&before, &after, state)
 }
@@ -361,16 +368,7 @@ fn end(ep: Endpoint, options: &Options) -> Result<i32, String> {
 
 fn main() {
     let mut args = Args::from_env();
-    if args.flag("--help") {
-        print!("{HELP}");
-        return;
-    }
-    if args.flag("--list") {
-        for name in ATTACKS.iter().map(|a| a.0).chain([AMPLIFICATION, FLOOD]) {
-            println!("{name}");
-        }
-        return;
-    }
+    args.help_or_list(HELP, ATTACKS.iter().map(|a| a.0).chain([AMPLIFICATION, FLOOD]));
     let device = Device::from_args(&mut args);
     let wait = Duration::from_secs(args.value("--wait").unwrap_or(30));
     let mut options = Options {
@@ -381,9 +379,7 @@ fn main() {
         cases: Vec::new(),
     };
     let role = Role::from_args(&mut args);
-    while let Some(word) = args.positional() {
-        options.cases.push(word);
-    }
+    options.cases = args.positionals();
     args.finish();
     let result = endpoint::run(&role, &device, wait, |ep| end(ep, &options));
     std::process::exit(result.unwrap_or_else(|error| {

@@ -279,7 +279,7 @@ mod tests {
         let route =
             Route { to_mac: [1; 6], from_mac: [2; 6], to: [10, 0, 0, 1], from: [10, 0, 0, 2], from_port: 9 };
         let frame = route.frame(b"abc");
-        let seen = read(&frame).unwrap();
+        let seen = read(&frame).expect("what was just written");
         assert_eq!((seen.payload, seen.to_port), (&b"abc"[..], PORT));
         assert_eq!(fold(sum(&frame[14..34])), 0);
         let pseudo = sum(&frame[26..34]) + 17 + 11;
