@@ -20,10 +20,13 @@ fn one_write_is_one_packet_and_one_ack() {
         let start = sim.now;
         let n = sim.hosts[a]
             .post(start, qa, write(BASE + 64 * round, RKEY, 64), data.clone())
-            .unwrap();
+            .expect("room in the queue");
         sim.pump(a);
         sim.run_for(100 * US);
-        let c = *sim.hosts[a].qps[qa].completions.last().unwrap();
+        let c = *sim.hosts[a].qps[qa]
+            .completions
+            .last()
+            .expect("a completion");
         assert_eq!((c.wr, c.status), (n, Status::Success));
         assert!(c.at - start < 16 * US, "took {} ns", c.at - start);
         let at = 64 * round as usize;
@@ -43,7 +46,7 @@ fn one_by_one(sim: &mut metaroce_sim::Sim, a: usize, qa: usize, time: u64) -> (u
         let start = sim.now;
         let n = sim.hosts[a]
             .post(start, qa, write(BASE, RKEY, 64), data.clone())
-            .unwrap();
+            .expect("room in the queue");
         sim.pump(a);
         let late = start + S;
         while sim.hosts[a].qps[qa].sends.contains_key(&n) {
@@ -84,12 +87,16 @@ fn the_first_lost_packet_costs_some_ms() {
         let start = sim.now;
         sim.hosts[a]
             .post(start, qa, write(BASE, RKEY, 64), vec![0; 64])
-            .unwrap();
+            .expect("room in the queue");
         sim.pump(a);
         sim.run_for(2 * MS);
         sim.fabric.link(0, 1, 0).loss = 0;
         sim.run_for(100 * MS);
-        let at = sim.hosts[a].qps[qa].completions.last().unwrap().at;
+        let at = sim.hosts[a].qps[qa]
+            .completions
+            .last()
+            .expect("a completion")
+            .at;
         println!("round {round}: {} us", (at - start) / 1000);
         assert!(at > start && at - start < 14 * MS);
         // It was noticed that something was lost: the next one does not wait so long.

@@ -161,12 +161,7 @@ impl Connection {
             self.rescue.used = 1u64 << (i & 63);
         }
         path.stats.resent = path.stats.resent.wrapping_add(1);
-        self.counters.retransmits = self.counters.retransmits.wrapping_add(1);
-        self.trouble = now;
-        Self::blank(out);
-        out.resend = true;
-        out.may_fragment = self.is_too_large(&payload);
-        out.payload = payload;
+        self.begin_resend(now, payload, out);
         if !self.paths.get(i as usize).is_some_and(|p| p.tx.has_lost()) {
             self.lost &= !(1u64 << (i & 63));
         }
@@ -177,6 +172,16 @@ impl Connection {
             }
         }
         true
+    }
+
+    /// Begins a packet whose payload was sent before.
+    fn begin_resend(&mut self, now: Time, payload: Payload, out: &mut Transmit) {
+        self.counters.retransmits = self.counters.retransmits.wrapping_add(1);
+        self.trouble = now;
+        Self::blank(out);
+        out.resend = true;
+        out.may_fragment = self.is_too_large(&payload);
+        out.payload = payload;
     }
 
     /// Sends a packet that a silent path has given up, under a number of another path.
@@ -234,12 +239,7 @@ impl Connection {
                 self.rescue.used |= 1u64 << (i & 63);
             }
             self.counters.moved = self.counters.moved.wrapping_add(1);
-            self.counters.retransmits = self.counters.retransmits.wrapping_add(1);
-            self.trouble = now;
-            Self::blank(out);
-            out.resend = true;
-            out.may_fragment = self.is_too_large(&payload);
-            out.payload = payload;
+            self.begin_resend(now, payload, out);
             self.finish_data(now, i, sequence, timestamp, len, &header, out);
             return true;
         }
@@ -272,12 +272,7 @@ impl Connection {
             return false;
         };
         let (sequence, timestamp) = path.tx.push(now, None, len);
-        self.counters.retransmits = self.counters.retransmits.wrapping_add(1);
-        self.trouble = now;
-        Self::blank(out);
-        out.resend = true;
-        out.may_fragment = self.is_too_large(&payload);
-        out.payload = payload;
+        self.begin_resend(now, payload, out);
         self.finish_data(now, i, sequence, timestamp, len, &header, out);
         true
     }

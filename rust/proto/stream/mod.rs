@@ -587,14 +587,8 @@ impl Stream {
         if !self.c.responds() {
             return None;
         }
-        [
-            self.requester.out.wait(),
-            self.responder.out.wait(),
-            self.requester.deadline(&self.c),
-        ]
-        .into_iter()
-        .flatten()
-        .min()
+        let deadline = self.requester.deadline(&self.c);
+        self.poll_wait().into_iter().chain(deadline).min()
     }
 
     /// The part of [`Stream::poll_timeout`] that is no verdict on the peer's silence: when
