@@ -5,8 +5,8 @@
 #![forbid(unsafe_code)]
 
 use crate::corpus::to_hex;
-use crate::rng::Rng;
 use crate::{coverage, Target};
+use metaroce_sim::Rng;
 use std::cell::RefCell;
 use std::time::{Duration, Instant};
 
@@ -104,8 +104,8 @@ pub fn fuzz(target: Target, seeds: Vec<Vec<u8>>, limits: Limits) -> Outcome {
     while runs < limits.runs && (runs % 64 != 0 || begun.elapsed() < limits.time) {
         // The newest ones twice as often.
         let half = corpus.len() / 2;
-        let from = if rng.below(2) == 0 { half } else { 0 };
-        let i = from + rng.below(corpus.len() - from);
+        let from = if below(&mut rng, 2) == 0 { half } else { 0 };
+        let i = from + below(&mut rng, corpus.len() - from);
         input.clear();
         input.extend_from_slice(&corpus[i]);
         change(&mut rng, &mut input, &corpus, target.longest);
@@ -165,47 +165,52 @@ const NUMBERS: [u64; 14] = [
     u64::MAX,
 ];
 
+/// A number below `n`; 0 when `n` is.
+fn below(rng: &mut Rng, n: usize) -> usize {
+    rng.below(n as u64) as usize
+}
+
 fn change(rng: &mut Rng, input: &mut Vec<u8>, corpus: &[Vec<u8>], longest: usize) {
-    let most = 1 << rng.below(4);
-    for _ in 0..1 + rng.below(most) {
+    let most = 1 << below(rng, 4);
+    for _ in 0..1 + below(rng, most) {
         let len = input.len();
-        let at = rng.below(len + 1);
-        match rng.below(12) {
-            0 | 1 if at < len => input[at] ^= 1 << rng.below(8),
-            2 | 3 if at < len => input[at] = rng.bits() as u8,
+        let at = below(rng, len + 1);
+        match below(rng, 12) {
+            0 | 1 if at < len => input[at] ^= 1 << below(rng, 8),
+            2 | 3 if at < len => input[at] = rng.next() as u8,
             4 if at < len => {
-                input[at] = input[at].wrapping_add(rng.below(17) as u8).wrapping_sub(8)
+                input[at] = input[at].wrapping_add(below(rng, 17) as u8).wrapping_sub(8)
             }
             5 => {
-                let n = [1, 2, 4, 8][rng.below(4)];
-                let number = NUMBERS[rng.below(NUMBERS.len())].to_be_bytes();
+                let n = [1, 2, 4, 8][below(rng, 4)];
+                let number = NUMBERS[below(rng, NUMBERS.len())].to_be_bytes();
                 for (to, from) in input.iter_mut().skip(at).zip(&number[8 - n..]) {
                     *to = *from;
                 }
             }
             6 => {
-                for _ in 0..1 + rng.below(8) {
-                    input.insert(at, rng.bits() as u8);
+                for _ in 0..1 + below(rng, 8) {
+                    input.insert(at, rng.next() as u8);
                 }
             }
             7 => {
-                let most = rng.below(len - at + 1);
-                let n = rng.below(1 + most);
+                let most = below(rng, len - at + 1);
+                let n = below(rng, 1 + most);
                 input.drain(at..at + n);
             }
             8 => {
-                let n = 1 + rng.below(32);
+                let n = 1 + below(rng, 32);
                 let piece: Vec<u8> = input.iter().skip(at).take(n).copied().collect();
-                let to = rng.below(len + 1);
+                let to = below(rng, len + 1);
                 input.splice(to..to, piece);
             }
             9 | 10 => {
                 // A piece of another input, instead of what is here or between it.
-                let other = &corpus[rng.below(corpus.len())];
-                let from = rng.below(other.len() + 1);
-                let n = 1 + rng.below(other.len() - from + 1);
+                let other = &corpus[below(rng, corpus.len())];
+                let from = below(rng, other.len() + 1);
+                let n = 1 + below(rng, other.len() - from + 1);
                 let piece: Vec<u8> = other.iter().skip(from).take(n).copied().collect();
-                let over = if rng.below(2) == 0 { piece.len() } else { 0 };
+                let over = if below(rng, 2) == 0 { piece.len() } else { 0 };
                 input.splice(at..(at + over).min(len), piece);
             }
             _ => input.truncate(at.max(1)),

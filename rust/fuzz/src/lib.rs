@@ -13,7 +13,6 @@ pub mod corpus;
 pub mod coverage;
 pub mod engine;
 mod pick;
-pub mod rng;
 pub mod wire;
 
 /// What is fuzzed.
