@@ -29,7 +29,7 @@ KERNEL ?= stock
 METAROCE_CACHE ?= /var/cache/metaroce
 export METAROCE_CACHE KDIR KVER DESTDIR
 
-.PHONY: all help module programs install uninstall demo test test-core sim sim-full sim-random mutants fuzz coverage lint bench bench-full bench-vm clean
+.PHONY: all help module programs install uninstall demo test test-debug test-core sim sim-full sim-random mutants fuzz coverage lint bench bench-full bench-vm clean
 .NOTPARALLEL:
 
 all: module programs
