@@ -12,6 +12,8 @@
 mod ack;
 mod bytes;
 mod data;
+#[cfg(test)]
+mod dissector;
 mod handshake;
 mod probe;
 #[cfg(test)]
