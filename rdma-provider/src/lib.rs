@@ -36,3 +36,6 @@ mod queue;
 mod ring;
 #[cfg(test)]
 mod tests;
+
+// By this name: the model checker (rust/model) compiles `queue` with atomics of its own.
+use core::sync::atomic;

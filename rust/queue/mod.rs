@@ -8,7 +8,10 @@
 //! ring can hold. Whatever a program writes into its rings, it harms itself only.
 
 mod abi;
+mod order;
 mod ring;
+
+use ::core::sync::atomic;
 
 pub use self::{
     abi::{

@@ -2,11 +2,12 @@
 
 //! Memory of a ring and access to it.
 
+use super::order::{self, Words};
 use crate::bindings;
 use ::core::{
     mem::{offset_of, size_of},
     ptr::NonNull,
-    sync::atomic::{fence, AtomicU32, AtomicU64, Ordering},
+    sync::atomic::{AtomicU32, AtomicU64, Ordering},
 };
 use ::kernel::{page::PAGE_SIZE, prelude::*, sync::Arc};
 
@@ -118,6 +119,13 @@ impl Ring {
         })
     }
 
+    /// Offset of word `word` of the slot of `index`.
+    fn at(&self, index: u32, word: usize) -> usize {
+        HEAD + (index & (self.entries - 1)) as usize * self.stride + word * 8
+    }
+}
+
+impl Words for Ring {
     fn producer(&self) -> &AtomicU32 {
         self.mem
             .word32(offset_of!(bindings::metaroce_ring, producer))
@@ -132,12 +140,10 @@ impl Ring {
         self.mem.word32(offset_of!(bindings::metaroce_ring, arm))
     }
 
-    /// Offset of word `word` of the slot of `index`.
-    fn at(&self, index: u32, word: usize) -> usize {
-        HEAD + (index & (self.entries - 1)) as usize * self.stride + word * 8
+    fn entries(&self) -> u32 {
+        self.entries
     }
 
-    /// Copies words of a slot; words outside the slot read as 0.
     fn read(&self, index: u32, word: usize, to: &mut [u64]) {
         for (i, to) in to.iter_mut().enumerate() {
             *to = match self.mem.word64(self.at(index, word + i)) {
@@ -147,7 +153,6 @@ impl Ring {
         }
     }
 
-    /// Writes words of a slot.
     fn write(&self, index: u32, from: &[u64]) {
         for (i, from) in from.iter().enumerate() {
             if let Some(w) = self.mem.word64(self.at(index, i)) {
@@ -205,21 +210,17 @@ impl WorkRing {
     /// Slots filled and not yet taken, when the kernel has taken all before `taken`; never
     /// more than there are slots. What they hold may be read afterwards.
     pub fn filled(&self, taken: u32) -> u32 {
-        self.0
-            .producer()
-            .load(Ordering::Acquire)
-            .wrapping_sub(taken)
-            .min(self.0.entries)
+        order::filled(&self.0, taken)
     }
 
     /// The program's index as it is.
     pub fn posted(&self) -> u32 {
-        self.0.producer().load(Ordering::Acquire)
+        order::posted(&self.0)
     }
 
     /// Tells the program that all slots before `index` are free.
     pub fn release(&self, index: u32) {
-        self.0.consumer().store(index, Ordering::Release);
+        order::release(&self.0, index);
     }
 
     /// Copies words of the slot of `index`, from word `word` on.
@@ -230,14 +231,13 @@ impl WorkRing {
     /// Tells the program how many receives of an SRQ, all in all, have gone without a
     /// completion.
     pub fn publish_lost(&self, count: u32) {
-        self.0.arm().store(count, Ordering::Release);
+        order::publish_lost(&self.0, count);
     }
 
     /// Asks the program to ring the doorbell for receives (or no longer to). Whoever sets
     /// it looks at the ring afterwards: the program has posted before it looks here.
     pub fn want_doorbell(&self, wanted: bool) {
-        self.0.arm().store(u32::from(wanted), Ordering::Relaxed);
-        fence(Ordering::SeqCst);
+        order::want_doorbell(&self.0, wanted);
     }
 }
 
@@ -274,32 +274,17 @@ impl CqRing {
     /// Completions that the program has not consumed; more than there are slots when its
     /// index makes no sense.
     pub fn unpolled(&self) -> u32 {
-        let consumer = self.ring.consumer().load(Ordering::Acquire);
-        self.producer.wrapping_sub(consumer)
+        order::unpolled(&self.ring, self.producer)
     }
 
     /// Appends a completion; `false` when the ring is full.
     pub fn push(&mut self, words: &[u64; 8]) -> bool {
-        if self.unpolled() >= self.ring.entries {
-            return false;
-        }
-        self.ring.write(self.producer, words);
-        self.producer = self.producer.wrapping_add(1);
-        self.ring.producer().store(self.producer, Ordering::Release);
-        true
+        order::push(&self.ring, &mut self.producer, words)
     }
 
     /// Whether the program waits for what has just been pushed; disarms if so.
     pub fn take_arm(&self, solicited: bool) -> bool {
-        // Against a program that arms and then looks at `producer`.
-        fence(Ordering::SeqCst);
-        let arm = self.ring.arm().load(Ordering::Relaxed);
-        let wanted = match arm {
-            bindings::metaroce_arm_METAROCE_ARM_NONE => false,
-            bindings::metaroce_arm_METAROCE_ARM_SOLICITED => solicited,
-            _ => true,
-        };
-        wanted && self.ring.arm().swap(0, Ordering::AcqRel) != 0
+        order::take_arm(&self.ring, solicited)
     }
 
     /// Moves what is unpolled, and the arm word, to `to`, an unused ring. `EINVAL` when it

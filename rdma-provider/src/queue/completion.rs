@@ -3,9 +3,8 @@
 
 //! The completion queue.
 
-use core::sync::atomic::Ordering;
-
 use crate::abi::metaroce_cqe;
+use crate::atomic::Ordering;
 use crate::ring::Ring;
 
 /// A completion queue.

@@ -4,9 +4,8 @@
 //! The receive queue, of a queue pair or shared. The kernel looks at it when a message arrives: it
 //! needs no doorbell, except in state ERR, where no message arrives and the kernel asks for one.
 
-use core::sync::atomic::{fence, AtomicU32, Ordering};
-
 use crate::abi::{metaroce_recv_wqe, metaroce_sge, RECV_WQE};
+use crate::atomic::{fence, AtomicU32, Ordering};
 use crate::errno::{Errno, EINVAL, ENOMEM};
 use crate::ring::Ring;
 

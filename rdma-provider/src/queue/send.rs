@@ -7,14 +7,13 @@
 //! is one `ibv_post_send` or one `ibv_wr_start` … `ibv_wr_complete`. A request is open from
 //! [`SendQueue::open`] until the next one or the end of the batch; its payload is set in between.
 
-use core::sync::atomic::{AtomicU32, Ordering};
-
 use crate::abi::{
     metaroce_send_wqe, metaroce_sge, METAROCE_SEND_FENCE, METAROCE_SEND_INLINE, METAROCE_SEND_SIGNALED,
     METAROCE_SEND_SOLICITED, METAROCE_WR_ATOMIC_CMP_AND_SWP, METAROCE_WR_ATOMIC_FETCH_AND_ADD,
     METAROCE_WR_LOCAL_INV, METAROCE_WR_RDMA_READ, METAROCE_WR_RDMA_WRITE, METAROCE_WR_RDMA_WRITE_WITH_IMM,
     METAROCE_WR_SEND, METAROCE_WR_SEND_WITH_IMM, METAROCE_WR_SEND_WITH_INV, SEND_WQE,
 };
+use crate::atomic::{AtomicU32, Ordering};
 use crate::errno::{Errno, EINVAL, ENOMEM};
 use crate::ring::{Ring, UserBytes};
 
