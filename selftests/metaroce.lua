@@ -28,13 +28,14 @@ local HEADER_MAX = 512
 local MAX_MESSAGE = 0x80000000
 local QUERIES_MAX = 40
 local PATHS_MAX = 64
+local PLANES_MAX = 8
 
-local DATA, ACK, PROBE, PROBE_REPLY, QUERY, CLOSE = 0, 1, 2, 3, 4, 5
+local DATA, ACK, PROBE, PROBE_REPLY, QUERY, CLOSE, PLANES = 0, 1, 2, 3, 4, 5, 6
 local INIT, COOKIE, ACCEPT, REFUSE, UNKNOWN = 8, 9, 10, 11, 12
 local TYPES = {
     [DATA] = "Data", [ACK] = "Ack", [PROBE] = "Probe", [PROBE_REPLY] = "ProbeReply", [QUERY] = "Query",
-    [CLOSE] = "Close", [INIT] = "Init", [COOKIE] = "Cookie", [ACCEPT] = "Accept", [REFUSE] = "Refuse",
-    [UNKNOWN] = "Unknown",
+    [CLOSE] = "Close", [PLANES] = "Planes", [INIT] = "Init", [COOKIE] = "Cookie", [ACCEPT] = "Accept",
+    [REFUSE] = "Refuse", [UNKNOWN] = "Unknown",
 }
 
 local VOID, WRITE, WRITE_IMM, SEND, SEND_IMM, SEND_INV = 0, 1, 2, 3, 4, 5
@@ -161,6 +162,15 @@ number("uint32", "query.stream_sequence", "Stream sequence")
 
 number("uint32", "close.kind", "Close", base.DEC, CLOSES)
 number("uint32", "close.number", "Number")
+
+number("uint32", "planes.number", "Number of the announcement")
+number("uint32", "planes.known", "Newest known of the receiver's")
+u8("planes.count", "Planes")
+u8("planes.zero", "0")
+u8("planes.id", "Plane")
+u8("planes.flags", "Flags", { [0] = "none", "draining" })
+number("uint16", "planes.zero16", "0")
+add("planes.gid", ProtoField.ipv6("metaroce.planes.gid", "GID"))
 
 add("source", ProtoField.ipv6("metaroce.source", "GID of the sender"))
 add("destination", ProtoField.ipv6("metaroce.destination", "GID of the receiver"))
@@ -515,6 +525,51 @@ bodies[CLOSE] = function(r)
     end
     r:field(F.close_number, 4)
     return CLOSES[kind]
+end
+
+-- Whether a GID names one host.
+local function unicast(gid)
+    if gid:sub(1, 10) == string.rep("\0", 10) and gid:sub(11, 12) == "\255\255" then
+        local first = gid:byte(13)
+        return first ~= 0 and first ~= 127 and first < 224
+    end
+    return gid:sub(1, 12) ~= string.rep("\0", 12) and gid:byte(1) ~= 255
+end
+
+bodies[PLANES] = function(r)
+    local number = r:field(F.planes_number, 4)
+    local known = r:field(F.planes_known, 4)
+    r:field(F.epoch, 2)
+    local count = r:field(F.planes_count, 1)
+    if r:field(F.planes_zero, 1) ~= 0 then
+        malformed("a byte that is not 0")
+    end
+    if count > PLANES_MAX then
+        malformed("more than 8 planes")
+    end
+    if (number == 0) ~= (count == 0) then
+        malformed("planes without a number, or a number without planes")
+    end
+    local least = 0
+    for _ = 1, count do
+        local branch, from = r:branch("Plane")
+        local id = r:field(F.planes_id, 1, branch)
+        local flags = r:field(F.planes_flags, 1, branch)
+        if flags > 1 or r:field(F.planes_zero16, 2, branch) ~= 0 then
+            malformed("bits that mean nothing in a plane")
+        end
+        local _, _, gid = r:field(F.planes_gid, 16, branch)
+        if id < least or id >= PLANES_MAX then
+            malformed("planes that are not in order")
+        end
+        if not unicast(gid:raw()) then
+            malformed("an address that names no single host")
+        end
+        least = id + 1
+        branch:set_len(r.at - from)
+        branch:append_text(string.format(" %d%s", id, flags == 1 and ", draining" or ""))
+    end
+    return string.format("%d planes, number %d, %d is known", count, number, known)
 end
 
 bodies[INIT] = function(r)

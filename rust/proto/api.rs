@@ -352,7 +352,9 @@ pub struct Transmit {
     pub payload: Payload,
     /// Path index; packets of a path are sent in the order in which they came out.
     pub path: u8,
-    /// Plane of the path: chooses netdev and addresses. 0 for the only plane.
+    /// Plane of the path: chooses netdev and addresses
+    /// ([`Connection::plane`](super::connection::Connection::plane)). 0 is that of the
+    /// addresses that name the connection, for many the only one.
     pub plane: u8,
     /// UDP source port (the path's entropy).
     pub source_port: u16,
@@ -395,7 +397,7 @@ impl Default for Transmit {
 pub struct RxInfo {
     /// The packet carries the ECN mark CE.
     pub ce: bool,
-    /// Plane it came in on.
+    /// Plane of the device on which it came in; 0 when it has one.
     pub plane: u8,
     /// Payload bytes behind the header.
     pub payload_len: u32,

@@ -80,6 +80,15 @@ pub fn run(bytes: &[u8]) {
             assert_eq!(len, wire::HANDSHAKE_LEN);
         }
         Body::Probe(p) => assert!(packet.check_payload(p.padding).is_ok()),
+        Body::Planes(p) => {
+            let mut least = 0;
+            for plane in p.iter() {
+                assert!(plane.id >= least && usize::from(plane.id) < wire::PLANES_MAX);
+                assert!(plane.is_unicast());
+                least = plane.id + 1;
+            }
+            assert_eq!(p.iter().count() == 0, p.number == 0);
+        }
         Body::Close(_) | Body::Refuse(_) | Body::Unknown(_) => {}
     }
 }
@@ -108,6 +117,7 @@ fn kind_of(body: &Body<'_>) -> Type {
         Body::ProbeReply(_) => Type::ProbeReply,
         Body::Query(_) => Type::Query,
         Body::Close(_) => Type::Close,
+        Body::Planes(_) => Type::Planes,
         Body::Init(_) => Type::Init,
         Body::Cookie(_) => Type::Cookie,
         Body::Accept(_) => Type::Accept,

@@ -311,6 +311,8 @@ impl Connection {
             }
             let i = self.next_good(now, None);
             self.address(out, i);
+            // Handshakes go between the addresses that they name.
+            out.plane = 0;
             if self.proven == 0 && self.counters.handshakes_sent >= self.paths.len() as u64 {
                 out.source_port = self.any_port();
             }
@@ -333,6 +335,7 @@ impl Connection {
         let paths = self.paths.len() as u32;
         let i = self.attempt.path.checked_rem(paths).unwrap_or(0);
         self.address(out, i);
+        out.plane = 0;
         if self.attempt.path >= paths {
             // None of the own ports has led to a connection: others may.
             out.source_port = self.any_port();

@@ -12,12 +12,14 @@
 //! | `receive` | packets in: data, acknowledgements, probes |
 //! | `transmit` | packets out: choice of what and of the path |
 //! | `timers` | silence, health of paths, stream timers |
+//! | `planes` | pairs of addresses, and which paths use which |
 //! | `streams` | slots and lists |
 //! | `telemetry` | counters |
 
 #![forbid(unsafe_code)]
 
 mod handshake;
+mod planes;
 mod receive;
 mod streams;
 mod telemetry;
@@ -25,17 +27,19 @@ mod timers;
 mod transmit;
 
 pub use self::handshake::{features, stateless_reply};
+pub use self::planes::{PlaneInfo, PlaneMemory, PlaneState};
 pub use self::streams::Spare;
 pub use self::telemetry::{Counters, PathInfo};
 pub use super::path::Health;
 
 use self::handshake::{Answer, Attempt};
+use self::planes::{Inbound, Plane, Roster};
 use self::streams::{List, Streams};
 use super::api::{
     ConnectionError, Direction, Event, Fault, Host, Placed, SendWr, Status, StreamId, Time, Token,
     Transmit, DATA_OVERHEAD,
 };
-use super::congestion::{Pace, Shares, Ticket, INITIAL_PACKETS};
+use super::congestion::{Shares, INITIAL_PACKETS};
 use super::path::{Content, Path, Record, OUTSTANDING_MAX};
 use super::recovery::{Longest, Margin, INITIAL_RTT};
 use super::stream::{PostError, State, Stream, StreamBlock};
@@ -327,32 +331,33 @@ pub struct Connection {
     run_left: u32,
     /// A path had a window and no record for a packet.
     short_of_records: bool,
+
+    /// Pairs of addresses; the first is that of the connection's name.
+    planes: Vec<Plane>,
+    /// What comes in, by plane of the device.
+    inbound: Vec<Inbound>,
+    roster: Box<Roster>,
+    /// There is more than one plane.
+    several: bool,
+    /// Paths on planes on which data may go now; all, while there is one plane.
+    ready: u64,
+    /// Paths that change their plane once nothing of theirs is outstanding.
+    moving: u64,
+    plane_timer: Time,
+
     random: u64,
 
     inflight: u64,
     /// Sum of the windows of good paths.
     windows: u64,
-    /// What the peer's share allows.
-    share_window: u32,
-    share: u32,
-    /// The driver's own grant to the peer, kbit/s, 0 is none.
-    grant: u32,
-    ticket: Option<Ticket>,
-    pace: Pace,
     /// Data was ready and no window was open.
     limited: bool,
-    /// Within this time the paths grow as one.
-    cautious_until: Time,
-    lossy_until: Time,
-    /// The local queue was full: no data before this.
-    blocked_until: Time,
     /// Sent since the last packet that asked for an acknowledgement.
     since_request_packets: u32,
     since_request_bytes: u32,
 
     srtt: Time,
     long_rtt: Longest,
-    least_rtt: Time,
     least_since: Time,
     margin: Margin,
     /// Send time of the newest packet of any path that is known to have arrived.
@@ -390,9 +395,6 @@ pub struct Connection {
     event_up: bool,
     event_failed: Option<ConnectionError>,
     event_closed: bool,
-    received_bytes: u64,
-    reported_bytes: u64,
-    reported_at: Time,
     counters: Box<Counters>,
 }
 
@@ -423,6 +425,7 @@ impl Connection {
                 return Err(AllocError);
             }
         }
+        let (planes, inbound) = PlaneMemory::new(1)?.into_parts();
         let loopback = ids.local_gid == ids.remote_gid;
         let agreed = Negotiated {
             paths: cfg.paths,
@@ -461,23 +464,21 @@ impl Connection {
             run_path: 0,
             run_left: 0,
             short_of_records: false,
+            planes,
+            inbound,
+            roster: try_box(Roster::default())?,
+            several: false,
+            ready: u64::MAX,
+            moving: 0,
+            plane_timer: Time::MAX,
             random,
             inflight: 0,
             windows: 0,
-            share_window: u32::MAX,
-            share: 0,
-            grant: 0,
-            ticket: None,
-            pace: Pace::new(),
             limited: false,
-            cautious_until: 0,
-            lossy_until: 0,
-            blocked_until: 0,
             since_request_packets: 0,
             since_request_bytes: 0,
             srtt: INITIAL_RTT,
             long_rtt: Longest::default(),
-            least_rtt: Time::MAX,
             least_since: now,
             margin: Margin::new(cfg.margin),
             newest: 0,
@@ -524,11 +525,9 @@ impl Connection {
             event_up: false,
             event_failed: None,
             event_closed: false,
-            received_bytes: 0,
-            reported_bytes: 0,
-            reported_at: now,
             counters: try_box(Counters::default())?,
         };
+        c.make_home();
         if loopback {
             let (cid, epoch) = (c.ids.local_cid, c.first_epoch);
             c.peer_instance = Some(c.cfg.instance);
@@ -687,6 +686,11 @@ impl Connection {
                 .saturating_sub(u64::from(before.saturating_sub(p.tx.inflight())));
             if !p.tx.has_donations() {
                 self.donors &= !(1u64 << (i & 63));
+            }
+        }
+        if self.several {
+            for i in 0..self.paths.len() {
+                self.refresh(i);
             }
         }
         if self.streams.len() == 0 {
@@ -930,6 +934,7 @@ impl Connection {
         self.newest = 0;
         self.path_timer = Time::MAX;
         self.introduce_paths(now);
+        self.begin_planes(now, peer_epoch);
         self.ack.dirty = 0;
         self.ack.number = 0;
         self.ack.refused.clear();
@@ -1052,23 +1057,22 @@ impl Connection {
     /// Whether the peer has sent something since the last report, so that
     /// [`Connection::report`] is worth it.
     pub fn report_is_due(&self, now: Time) -> bool {
-        self.received_bytes != self.reported_bytes && now.saturating_sub(self.reported_at) >= REPORT
+        self.inbound
+            .iter()
+            .any(|p| p.bytes != p.reported && now.saturating_sub(p.reported_at) >= REPORT)
     }
 
     /// Reports to the device's [`Shares`] what the peer has sent lately, and grants the peer
-    /// its share of the inbound bandwidth with every acknowledgement from now on.
+    /// its share of the inbound bandwidth with every acknowledgement from now on. For the only
+    /// plane, or the first one; see [`Connection::report_on`].
     pub fn report(&mut self, now: Time, shares: &mut Shares) {
-        let bytes = self.received_bytes.wrapping_sub(self.reported_bytes);
-        self.reported_bytes = self.received_bytes;
-        self.reported_at = now;
-        let (grant, ticket) = shares.report(now, self.ticket, bytes);
-        self.grant = grant;
-        self.ticket = ticket;
+        self.report_on(now, 0, shares);
     }
 
-    /// The share that the peer has granted, kbit/s; 0 is no limit.
+    /// The share that the peer has granted, kbit/s, over all planes; 0 is no limit.
     pub fn share(&self) -> u32 {
-        self.share
+        let granted = |p: &Plane| if p.paths != 0 { p.share } else { 0 };
+        self.planes.iter().map(granted).sum()
     }
 
     /// State of the paths in use.

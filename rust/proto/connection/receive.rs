@@ -91,6 +91,7 @@ impl Connection {
             }
             Body::Query(q) => self.receive_queries(now, q),
             Body::Close(c) => self.receive_close(now, c),
+            Body::Planes(p) => self.receive_planes(now, p)?,
             _ => return Err(Drop::Type),
         }
         Ok(Receive::Done)
@@ -119,7 +120,13 @@ impl Connection {
             .wrapping_add(u64::from(info.payload_len));
         let overhead = LINE_OVERHEAD.saturating_add(DATA_OVERHEAD as u32);
         let on_line = u64::from(info.payload_len.saturating_add(overhead));
-        self.received_bytes = self.received_bytes.wrapping_add(on_line);
+        let inbound = match self.inbound.len() {
+            1 => self.inbound.first_mut(),
+            _ => self.inbound.get_mut(usize::from(info.plane)),
+        };
+        if let Some(p) = inbound {
+            p.bytes = p.bytes.wrapping_add(on_line);
+        }
         self.ack.dirty |= 1u64 << (p.path & 63);
         self.ack.packets = self.ack.packets.saturating_add(1);
         self.ack.bytes = self.ack.bytes.saturating_add(info.payload_len);
@@ -283,23 +290,25 @@ impl Connection {
             }
             self.touch(now, i);
         }
-        if h.share != self.share {
-            self.share = h.share;
-            self.set_share(now, h.share);
-        }
+        self.receive_share(now, h.plane, h.share);
         self.scan_overdue(now);
         Ok(())
     }
 
-    pub(super) fn set_share(&mut self, now: Time, kbit: u32) {
-        self.pace.set_kbit(now, kbit);
-        let least = if self.least_rtt == Time::MAX {
-            self.srtt
-        } else {
-            self.least_rtt
+    /// The share of plane `i` is `kbit`, or its least round trip has changed.
+    pub(super) fn set_share(&mut self, now: Time, i: usize, kbit: u32) {
+        let (srtt, batching, packet) = (self.srtt, self.cfg.batching, self.packet_bytes());
+        let Some(p) = self.planes.get_mut(i) else {
+            return;
         };
-        self.share_window =
-            share_window(kbit, least, self.cfg.batching).saturating_add(self.packet_bytes());
+        p.share = kbit;
+        p.pace.set_kbit(now, kbit);
+        let least = if p.least_rtt == Time::MAX {
+            srtt
+        } else {
+            p.least_rtt
+        };
+        p.share_window = share_window(kbit, least, batching).saturating_add(packet);
     }
 
     fn receive_path_block(&mut self, now: Time, number: u32, b: &PathBlock, is_reply: bool) {
@@ -308,6 +317,9 @@ impl Connection {
         let packet = self.packet_bytes();
         let pause = self.pause();
         let Some(path) = self.paths.get_mut(i) else {
+            return;
+        };
+        let Some(plane) = self.planes.get_mut(usize::from(path.plane)) else {
             return;
         };
         let Acked::New(mut newly) = path.tx.examine(b) else {
@@ -341,8 +353,8 @@ impl Connection {
                 self.srtt = (self.srtt.saturating_mul(15).saturating_add(rtt)) / 16;
                 self.srtt = self.srtt.max(1);
                 self.long_rtt.sample(now, rtt, self.srtt);
-                if rtt < self.least_rtt {
-                    self.least_rtt = rtt.max(1);
+                if rtt < plane.least_rtt {
+                    plane.least_rtt = rtt.max(1);
                     self.least_since = now;
                 }
             }
@@ -422,27 +434,28 @@ impl Connection {
             .rtt
             .least()
             .unwrap_or(path.rtt.smoothed())
-            .min(self.least_rtt.saturating_mul(2));
+            .min(plane.least_rtt.saturating_mul(2));
+        let paths = plane.paths.count_ones().max(1);
         let rate = path.window.rate();
         let lateness = self.margin.both();
         let context = Context {
             mtu: packet,
-            paths: u32::from(self.agreed.paths),
+            paths,
             limited: self.limited || flying_before >= path.window.bytes(),
-            cautious: now < self.cautious_until,
-            lossy: now < self.lossy_until,
+            cautious: now < plane.cautious_until,
+            lossy: now < plane.lossy_until,
             slack: slack(
-                rate.saturating_mul(u64::from(self.agreed.paths)),
-                u32::from(self.agreed.paths),
+                rate.saturating_mul(u64::from(paths)),
+                paths,
                 packet,
                 lateness,
             ),
         };
         // Loss or a long round trip mean a queue when they exceed what batching explains.
-        let connection_rate = rate.saturating_mul(u64::from(self.agreed.paths));
+        let plane_rate = rate.saturating_mul(u64::from(paths));
         let batch = u64::from(packet)
             .saturating_mul(4_000_000_000)
-            .checked_div(connection_rate)
+            .checked_div(plane_rate)
             .unwrap_or(0)
             .min(1_000_000);
         let tolerance = (least / 4).max(lateness).max(batch);
@@ -463,14 +476,14 @@ impl Connection {
                 let bdp = path.window.bdp(least);
                 if path.window.lost_in_queue(now, sent, bdp) {
                     cut = true;
-                    self.lossy_until = now.saturating_add(caution(self.srtt));
+                    plane.lossy_until = now.saturating_add(caution(self.srtt));
                 }
             }
         }
         path.window.round(now, path.rtt.smoothed(), least, &context);
         if cut {
             self.counters.window_cuts = self.counters.window_cuts.wrapping_add(1);
-            self.cautious_until = now.saturating_add(caution(self.srtt));
+            plane.cautious_until = now.saturating_add(caution(self.srtt));
         }
 
         // Silence is counted from here. A path that was left has its own timer.
@@ -518,6 +531,9 @@ impl Connection {
             }
         }
         self.refresh(i);
+        if self.moving & bit != 0 && self.paths.get(i).is_some_and(|p| !p.tx.is_outstanding()) {
+            self.move_path(now, i);
+        }
         if let Some(l) = last {
             self.touch(now, l);
         }
@@ -526,14 +542,17 @@ impl Connection {
             for p in self.paths.iter_mut() {
                 p.patience /= 2;
             }
-            self.least_rtt = self
-                .paths
-                .iter()
-                .filter_map(|p| p.rtt.least())
-                .min()
-                .unwrap_or(Time::MAX);
-            let share = self.share;
-            self.set_share(now, share);
+            for k in 0..self.planes.len() {
+                let least = (self.paths.iter())
+                    .filter(|p| usize::from(p.plane) == k)
+                    .filter_map(|p| p.rtt.least())
+                    .min();
+                if let Some(plane) = self.planes.get_mut(k) {
+                    plane.least_rtt = least.unwrap_or(Time::MAX);
+                    let share = plane.share;
+                    self.set_share(now, k, share);
+                }
+            }
         }
     }
 
@@ -613,6 +632,9 @@ impl Connection {
 
     fn receive_probe_reply(&mut self, now: Time, p: &Probe) -> Result<(), Drop> {
         if self.mtu_reply(now, p) || self.home_reply(now, p) {
+            return Ok(());
+        }
+        if self.several && self.plane_reply(now, p) {
             return Ok(());
         }
         let i = usize::from(p.path);

@@ -83,7 +83,7 @@ impl Counters {
 pub struct PathInfo {
     /// Index.
     pub path: u8,
-    /// Plane.
+    /// Plane ([`super::PlaneInfo`]).
     pub plane: u8,
     /// Health.
     pub health: Health,

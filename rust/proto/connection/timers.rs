@@ -123,6 +123,7 @@ impl Connection {
         match self.state {
             ConnectionState::Up => {
                 t = t.min(self.ack.deadline).min(self.home_timer);
+                t = t.min(self.plane_timer);
                 if self.mtu.probing != 0 {
                     t = t.min(self.mtu.due);
                 }
@@ -133,16 +134,15 @@ impl Connection {
                     || self.donors != 0
                     || self.rescue.content.is_some()
                     || self.streams.first(List::Send).is_some();
-                if ready {
-                    let window = self.windows.min(u64::from(self.share_window));
-                    if self.inflight == 0 || self.inflight < window {
-                        let next = self.blocked_until.max(self.pace.next());
-                        let rescue = self.rescue.running && self.donors != 0
-                            || self.rescue.content.is_some();
-                        if self.usable() != 0 || self.losses() != 0 || rescue {
-                            t = t.min(next);
-                        }
-                    }
+                if ready && (self.inflight == 0 || self.inflight < self.windows) {
+                    let rescue =
+                        self.rescue.running && self.donors != 0 || self.rescue.content.is_some();
+                    let ways = if rescue {
+                        u64::MAX
+                    } else {
+                        self.usable() | self.losses()
+                    };
+                    t = t.min(self.planes_next(ways));
                 }
             }
             ConnectionState::Closing => t = t.min(self.close_due).min(self.ack.deadline),
@@ -760,6 +760,9 @@ impl Connection {
         self.changed |= bit;
         self.counters.path_recovered = self.counters.path_recovered.wrapping_add(1);
         self.refresh(i);
+        if self.several {
+            self.wake_plane(now, i);
+        }
     }
 
     /// Sends a probe over the first port of each path that is good without it.

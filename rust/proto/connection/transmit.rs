@@ -61,6 +61,9 @@ impl Connection {
         if self.poll_mtu(now, out) {
             return true;
         }
+        if self.plane_timer <= now && self.poll_planes(now, out) {
+            return true;
+        }
         if self.streams.first(List::Query).is_some() && self.poll_query(now, out) {
             return true;
         }
@@ -68,7 +71,7 @@ impl Connection {
     }
 
     /// Clears what an earlier use of `out` left behind; the header stays, it is written.
-    fn blank(out: &mut Transmit) {
+    pub(super) fn blank(out: &mut Transmit) {
         out.header_len = 0;
         out.payload = Payload::None;
         out.resend = false;
@@ -92,21 +95,17 @@ impl Connection {
 
     fn next_data(&mut self, now: Time, out: &mut Transmit) -> bool {
         let lost = self.losses();
-        if self.rescue.content.is_some() && now >= self.blocked_until && self.send_copy(now, out) {
+        if self.rescue.content.is_some() && !self.is_blocked(now) && self.send_copy(now, out) {
             return true;
         }
         if lost == 0 && self.donors == 0 && self.streams.first(List::Send).is_none() {
             self.limited = false;
             return false;
         }
-        if now < self.blocked_until || self.pace.next() > now {
+        if !self.is_open(now) {
             return false;
         }
-        let window = self.windows.min(u64::from(self.share_window));
-        if self.inflight != 0 && self.inflight >= window {
-            self.limited = true;
-            return false;
-        }
+        let lost = lost & self.ready;
         if lost != 0 {
             // Whose turn it is, so that a path full of losses does not hold up the others.
             let i = first_from(lost, self.rotor);
@@ -118,6 +117,37 @@ impl Connection {
             return true;
         }
         self.send_new(now, out)
+    }
+
+    /// Whether some plane's window, pace and local queue let data go now, and which ones.
+    fn is_open(&mut self, now: Time) -> bool {
+        if self.several {
+            self.ready = self.ready_paths(now);
+            if self.ready == 0 || (self.inflight != 0 && self.inflight >= self.windows) {
+                self.limited |= self.ready != 0 || self.planes_next(u64::MAX) == Time::MAX;
+                return false;
+            }
+            return true;
+        }
+        let Some(home) = self.planes.first() else {
+            return false;
+        };
+        if now < home.blocked_until || home.pace.next() > now || home.full {
+            return false;
+        }
+        let window = self.windows.min(u64::from(home.share_window));
+        if self.inflight != 0 && self.inflight >= window {
+            self.limited = true;
+            return false;
+        }
+        true
+    }
+
+    /// Whether the local queue was full a moment ago.
+    fn is_blocked(&self, now: Time) -> bool {
+        (self.planes.iter())
+            .filter(|p| p.paths != 0)
+            .all(|p| now < p.blocked_until)
     }
 
     /// Sends the first lost packet of path `i` again, under its number.
@@ -382,7 +412,6 @@ impl Connection {
     ) {
         let bytes = u32::from(len);
         self.inflight = self.inflight.saturating_add(u64::from(bytes));
-        self.pace.spend(now, bytes.saturating_add(LINE_OVERHEAD));
         if self.run_path != i || self.run_left == 0 {
             self.run_path = i;
             self.run_left = RUN;
@@ -397,12 +426,17 @@ impl Connection {
         self.since_request_bytes = self.since_request_bytes.saturating_add(bytes);
         let pause = self.pause();
         let remote_cid = self.remote_cid;
-        let window = self.windows.min(u64::from(self.share_window));
         let idle =
             self.streams.first(List::Send).is_none() && self.losses() == 0 && self.donors == 0;
         let Some(path) = self.paths.get_mut(i as usize) else {
             return;
         };
+        let Some(plane) = self.planes.get_mut(usize::from(path.plane)) else {
+            return;
+        };
+        plane.pace.spend(now, bytes.saturating_add(LINE_OVERHEAD));
+        let share_window = u64::from(plane.share_window);
+        let window = self.windows.min(share_window);
         path.sent = now;
         // Should it have been emptied, it is not any more.
         self.emptied &= !(1u64 << (i & 63));
@@ -415,7 +449,14 @@ impl Connection {
             self.overdue &= !(1u64 << (i & 63));
             path.nudged = true;
         }
-        let closed = self.inflight >= window || path.tx.inflight() >= path.window.bytes();
+        let on_plane = if self.several {
+            plane.inflight.saturating_add(u64::from(bytes))
+        } else {
+            self.inflight
+        };
+        let closed = self.inflight >= self.windows
+            || on_plane >= share_window
+            || path.tx.inflight() >= path.window.bytes();
         // Half a window is enough for a small one; more often would be one for each packet.
         let due = self.since_request_packets >= REQUEST_PACKETS
             || self.since_request_bytes >= REQUEST_BYTES
@@ -452,7 +493,7 @@ impl Connection {
     /// The path for a new packet: one that needs to be heard of, else the one with the
     /// least in flight among those with room.
     fn pick(&self) -> Option<u32> {
-        let overdue = self.overdue & self.good & !self.silent;
+        let overdue = self.overdue & self.good & !self.silent & self.ready;
         if overdue != 0 {
             let i = overdue.trailing_zeros();
             // Its window may be closed, by what is lost: one packet more is what it takes.
@@ -460,9 +501,13 @@ impl Connection {
                 return Some(i);
             }
         }
-        let mut mask = self.usable();
+        let mut mask = self.usable() & self.ready;
         if self.run_left != 0 && mask & (1u64 << (self.run_path & 63)) != 0 {
             return Some(self.run_path);
+        }
+        if self.several {
+            // An equal load for each plane.
+            mask = self.lightest(mask);
         }
         // Begin where the last choice ended, so that equals take turns.
         let start = self.rotor & (PATHS_MAX as u32 - 1);
@@ -507,14 +552,20 @@ impl Connection {
         };
         let load = p.tx.inflight();
         let room = self.good & bit != 0
-            && self.homing & bit == 0
+            && (self.homing | self.moving) & bit == 0
             && p.tx.has_room()
             && (load == 0 || load < p.window.bytes());
         if !p.tx.has_room() && load < p.window.bytes() && self.good & bit != 0 {
             self.short_of_records = true;
         }
         if let Some(l) = self.load.get_mut(i) {
-            *l = load;
+            let before = core::mem::replace(l, load);
+            if let Some(plane) = self.planes.get_mut(usize::from(p.plane)) {
+                plane.inflight = plane
+                    .inflight
+                    .saturating_sub(u64::from(before))
+                    .saturating_add(u64::from(load));
+            }
         }
         if room {
             self.open |= bit;
@@ -561,10 +612,11 @@ impl Connection {
 
     fn ack_header(&mut self) -> AckHeader {
         self.ack.number = self.ack.number.wrapping_add(1);
+        let (share, plane) = self.grant_to_tell();
         AckHeader {
             number: self.ack.number,
-            share: self.grant,
-            plane: 0,
+            share,
+            plane,
             lateness: u8::try_from(self.margin.lateness() >> LATENESS_SHIFT).unwrap_or(u8::MAX),
         }
     }
@@ -730,7 +782,7 @@ impl Connection {
     }
 
     /// For how many times of silence nothing at all was heard.
-    fn deafness(&self, now: Time) -> u8 {
+    pub(super) fn deafness(&self, now: Time) -> u8 {
         if self.rescue.since == 0 {
             return 0;
         }
@@ -915,11 +967,13 @@ impl Connection {
         };
         match packet.body() {
             Body::Data(p, _) => {
-                self.blocked_until = now.saturating_add(BLOCKED.max(self.srtt / 8));
                 let i = usize::from(p.path);
                 let Some(path) = self.paths.get_mut(i) else {
                     return;
                 };
+                if let Some(plane) = self.planes.get_mut(usize::from(path.plane)) {
+                    plane.blocked_until = now.saturating_add(BLOCKED.max(self.srtt / 8));
+                }
                 if path.tx.epoch != p.epoch {
                     return;
                 }

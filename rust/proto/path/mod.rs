@@ -62,7 +62,9 @@ pub(crate) struct Path {
     /// The probe over the home port that waits for its reply, and replies in a row.
     pub(crate) home_challenge: u64,
     pub(crate) home_replies: u8,
+    /// Plane, and the one that it is to change to; else the same.
     pub(crate) plane: u8,
+    pub(crate) target: u8,
     /// When the port was changed last.
     pub(crate) rotated: Time,
     /// How often lately.
@@ -125,6 +127,7 @@ impl Path {
             home_challenge: 0,
             home_replies: 0,
             plane: 0,
+            target: 0,
             rotated: 0,
             rotations: 0,
             threshold: 1,
@@ -187,6 +190,24 @@ impl Path {
         self.stalls = 0;
         self.unanswered = 0;
         self.replies = 0;
+        self.alive = 0;
+    }
+
+    /// It goes another way from now on: what it knew of its former one is void.
+    pub(crate) fn begin_anew(&mut self) {
+        self.home = self.port;
+        self.home_challenge = 0;
+        self.home_replies = 0;
+        self.rotated = 0;
+        self.rotations = 0;
+        self.threshold = 1;
+        self.calm = 0;
+        self.probe = None;
+        self.nudged = false;
+        self.stalls = 0;
+        self.unanswered = 0;
+        self.replies = 0;
+        self.patience = 0;
         self.alive = 0;
     }
 

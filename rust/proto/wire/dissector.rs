@@ -487,6 +487,20 @@ fn expected(b: &[u8]) -> Option<Fields> {
             };
             e.n("close.kind", kind).n("close.number", c.number);
         }
+        Body::Planes(p) => {
+            let all: Vec<_> = p.iter().collect();
+            e.n("planes.number", p.number)
+                .n("planes.known", p.known)
+                .n("epoch", p.epoch)
+                .n("planes.count", all.len() as u64)
+                .n("planes.zero", 0u8);
+            for plane in all {
+                e.n("planes.id", plane.id)
+                    .n("planes.flags", plane.draining)
+                    .n("planes.zero16", 0u8)
+                    .b("planes.gid", &plane.gid);
+            }
+        }
         Body::Init(h) | Body::Cookie(h) | Body::Accept(h) => e.handshake(h, &head[110..]),
         Body::Refuse(r) => {
             e.key(&r.key);
@@ -721,6 +735,13 @@ fn zoo() -> Vec<Vec<u8>> {
         let number = 0x0304_0506;
         all.push(header(|w| Close { kind, number }.emit(w, CID)));
     }
+    let mut ipv4 = [0; 16];
+    ipv4[10..13].copy_from_slice(&[0xff, 0xff, 10]);
+    let planes = [(1, false, ipv4), (2, true, [0xfd; 16])]
+        .map(|(id, draining, gid)| PlaneAddress { id, draining, gid });
+    let numbers = (0x0708_090a, 0x0b0c_0d0e, 0x0f10);
+    all.push(header(|w| Planes::emit(w, CID, numbers, &planes)));
+    all.push(header(|w| Planes::emit(w, CID, (0, 1, 2), &[])));
     let mut gid = [0xa1; 16];
     gid[15] = 0xfe;
     let key = HandshakeKey {

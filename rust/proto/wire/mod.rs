@@ -15,6 +15,7 @@ mod data;
 #[cfg(test)]
 mod dissector;
 mod handshake;
+mod planes;
 mod probe;
 #[cfg(test)]
 mod tests;
@@ -25,6 +26,7 @@ pub use self::bytes::Writer;
 pub(crate) use self::data::emit as emit_data;
 pub use self::data::{PathHeader, DATA_MIN};
 pub use self::handshake::{Handshake, HandshakeKey, Refusal, RefuseReason, Unknown, HANDSHAKE_LEN};
+pub use self::planes::{PlaneAddress, Planes, PLANES_MAX};
 pub use self::probe::{Close, CloseKind, Probe, ProbeReply, Queries, Query, QUERIES_MAX};
 pub(crate) use self::probe::{QueryWriter, PAYLOAD_PROBE};
 
@@ -110,6 +112,8 @@ pub enum Type {
     Query = 4,
     /// End of a connection.
     Close = 5,
+    /// Addresses of the sender's planes.
+    Planes = 6,
     /// First and, with the cookie, third packet of the handshake.
     Init = 8,
     /// Answer to an Init without cookie.
@@ -131,6 +135,7 @@ impl Type {
             3 => Self::ProbeReply,
             4 => Self::Query,
             5 => Self::Close,
+            6 => Self::Planes,
             8 => Self::Init,
             9 => Self::Cookie,
             10 => Self::Accept,
@@ -178,6 +183,7 @@ pub enum Body<'a> {
     ProbeReply(ProbeReply<'a>),
     Query(Queries<'a>),
     Close(Close),
+    Planes(Planes<'a>),
     Init(Handshake),
     Cookie(Handshake),
     Accept(Handshake),
@@ -226,6 +232,7 @@ impl<'a> Packet<'a> {
             Type::ProbeReply => Body::ProbeReply(ProbeReply::parse(&mut r)?),
             Type::Query => Body::Query(Queries::parse(&mut r)?),
             Type::Close => Body::Close(Close::parse(&mut r)?),
+            Type::Planes => Body::Planes(Planes::parse(&mut r)?),
             Type::Init => Body::Init(Handshake::parse(&mut r)?),
             Type::Cookie => Body::Cookie(Handshake::parse(&mut r)?),
             Type::Accept => Body::Accept(Handshake::parse(&mut r)?),

@@ -10,7 +10,7 @@ use metaroce::proto::api::{
 use metaroce::proto::congestion::Shares;
 use metaroce::proto::connection::{stateless_reply, Config, Connection, Ids};
 use metaroce::proto::stream::{PostError, State, Stream, StreamAttr};
-use metaroce::proto::wire::{self, HandshakeKey, Packet};
+use metaroce::proto::wire::{self, HandshakeKey, Packet, PlaneAddress, PLANES_MAX};
 use std::collections::{HashMap, VecDeque};
 
 /// What a test wants to know.
@@ -180,6 +180,10 @@ pub struct Host {
     pub qps: Vec<Qp>,
     /// Regions by key.
     pub memory: HashMap<u32, Region>,
+    /// Planes of the device; none is the usual one.
+    planes: Vec<PlaneAddress>,
+    /// Packets to addresses that nobody has.
+    pub strays: Vec<Datagram>,
     /// Shares of the inbound bandwidth, when the host gives any.
     pub shares: Option<Shares>,
     /// Packets that were dropped before they reached a connection.
@@ -206,10 +210,16 @@ pub struct Host {
 
 /// GID of host `i`.
 pub fn gid(i: usize) -> [u8; 16] {
+    gid_on(i, 0)
+}
+
+/// GID of host `i` on a plane.
+pub fn gid_on(i: usize, plane: u8) -> [u8; 16] {
     let mut g = [0; 16];
     g[10] = 0xff;
     g[11] = 0xff;
     g[12] = 10;
+    g[13] = plane;
     g[14] = (i >> 8) as u8;
     g[15] = i as u8 + 1;
     g
@@ -273,6 +283,8 @@ impl Host {
             qps: Vec::new(),
             memory: HashMap::new(),
             timers: 0,
+            planes: Vec::new(),
+            strays: Vec::new(),
             shares: None,
             crc_errors: 0,
             hold_limit: 256,
@@ -307,6 +319,39 @@ impl Host {
                 remote: true,
             },
         );
+    }
+
+    /// Names the planes of the device, by their ids: those that are there, and those of them
+    /// that drain.
+    pub fn set_planes(&mut self, now: Time, ids: &[u8], draining: &[u8]) {
+        let index = self.index;
+        let plane = |id: &u8| PlaneAddress {
+            id: *id,
+            draining: draining.contains(id),
+            gid: gid_on(index, *id),
+        };
+        self.announce(now, ids.iter().map(plane).collect());
+    }
+
+    /// Says that these are the planes of the device, whether it is true or not.
+    pub fn announce(&mut self, now: Time, planes: Vec<PlaneAddress>) {
+        self.planes = planes;
+        for c in self.conns.iter_mut().flatten() {
+            drop(
+                c.core
+                    .allow_planes(Connection::plane_memory().expect("memory")),
+            );
+            c.core.set_planes(now, &self.planes);
+        }
+    }
+
+    /// Whether the device has this plane.
+    fn owns(&self, plane: u8) -> bool {
+        if self.planes.is_empty() {
+            return plane == 0;
+        }
+        let gid = gid_on(self.index, plane);
+        self.planes.iter().any(|p| p.gid == gid)
     }
 
     /// Makes a QP without connection.
@@ -344,7 +389,11 @@ impl Host {
             remote_gid: gid(peer),
             dscp,
         };
-        let core = Connection::new(&self.config, ids, now).expect("memory");
+        let mut core = Connection::new(&self.config, ids, now).expect("memory");
+        if !self.planes.is_empty() {
+            drop(core.allow_planes(Connection::plane_memory().expect("memory")));
+            core.set_planes(now, &self.planes);
+        }
         self.conns.push(Some(Conn {
             core,
             peer,
@@ -467,9 +516,12 @@ impl Host {
                 return None;
             }
         }
+        if !self.owns(d.planes.1) {
+            return None;
+        }
         let seen = HandshakeKey {
-            source: gid(d.from),
-            destination: gid(self.index),
+            source: gid_on(d.from, d.planes.0),
+            destination: gid_on(self.index, d.planes.1),
             dscp: packet.handshake_key().map_or(0, |k| k.dscp),
         };
         let conn = self.conns.iter().position(|c| {
@@ -490,7 +542,7 @@ impl Host {
         let header = packet.header_len();
         let info = RxInfo {
             ce: d.ce,
-            plane: 0,
+            plane: d.planes.1,
             payload_len: (d.bytes.len() - header) as u32,
         };
         let c = self.conns[conn].as_mut()?;
@@ -651,7 +703,7 @@ impl Host {
 
     pub(crate) fn poll_transmit(&mut self, now: Time, conn: usize) -> Option<Datagram> {
         if let Some((to, tx)) = self.replies.pop_front() {
-            return Some(self.datagram(to, &tx, &[]));
+            return Some(self.datagram(to, (0, 0), &tx, &[]));
         }
         let mut tx = Transmit::new();
         loop {
@@ -665,8 +717,16 @@ impl Host {
                 c.core.transmit_failed(now, &tx);
                 continue;
             }
+            let plane = c.core.plane(tx.plane).expect("a plane that is there");
             let payload = self.payload(conn, &tx.payload);
-            return Some(self.datagram(peer, &tx, &payload));
+            let known = (0..PLANES_MAX as u8).find(|p| gid_on(peer, *p) == plane.remote_gid);
+            let planes = (plane.local, known.unwrap_or(0));
+            let d = self.datagram(peer, planes, &tx, &payload);
+            if known.is_none() {
+                self.strays.push(d);
+                continue;
+            }
+            return Some(d);
         }
     }
 
@@ -706,7 +766,7 @@ impl Host {
         }
     }
 
-    fn datagram(&self, to: usize, tx: &Transmit, payload: &[u8]) -> Datagram {
+    fn datagram(&self, to: usize, planes: (u8, u8), tx: &Transmit, payload: &[u8]) -> Datagram {
         let mut bytes = tx.header[..usize::from(tx.header_len)].to_vec();
         bytes.extend_from_slice(payload);
         if !self.skip_crc {
@@ -716,6 +776,7 @@ impl Host {
         Datagram {
             from: self.index,
             to,
+            planes,
             source_port: tx.source_port,
             bytes,
             ce: false,

@@ -15,7 +15,7 @@ mod rng;
 pub mod scale;
 
 pub use crc::crc32c;
-pub use host::{gid, wr, write, Completion, Host, Note, Qp, QpSetup, Receive, Region};
+pub use host::{gid, gid_on, wr, write, Completion, Host, Note, Qp, QpSetup, Receive, Region};
 pub use net::{Fabric, Link, LinkStats};
 pub use rng::Rng;
 
@@ -37,6 +37,8 @@ pub struct Datagram {
     pub from: usize,
     /// Receiving host.
     pub to: usize,
+    /// Planes of the devices on which it leaves and arrives.
+    pub planes: (u8, u8),
     /// Entropy.
     pub source_port: u16,
     /// Transport header and payload.

@@ -136,6 +136,10 @@ pub struct Fabric {
     last: HashMap<usize, Link>,
     /// Changes the hash.
     pub salt: u64,
+    /// The parallel links are those of so many planes, the first plane's first.
+    pub planes: usize,
+    /// Planes are one network: what leaves on one may arrive on another.
+    pub routed: bool,
 }
 
 impl Fabric {
@@ -145,6 +149,8 @@ impl Fabric {
             spines: HashMap::new(),
             last: HashMap::new(),
             salt: 0,
+            planes: 1,
+            routed: false,
         }
     }
 
@@ -189,6 +195,26 @@ impl Fabric {
             .for_each(f);
     }
 
+    /// Lets plane `plane` between two hosts work, or not, in both directions.
+    pub fn set_plane(&mut self, a: usize, b: usize, plane: usize, alive: bool) {
+        let planes = self.planes;
+        for pair in [(a, b), (b, a)] {
+            let links = self.spines.get_mut(&pair).expect("no such pair");
+            let n = links.len() / planes;
+            for l in &mut links[plane * n..(plane + 1) * n] {
+                l.alive = alive;
+            }
+        }
+    }
+
+    /// Bytes that went from `a` to `b`, by plane.
+    pub fn plane_bytes(&self, a: usize, b: usize) -> Vec<u64> {
+        let links = self.spines.get(&(a, b)).expect("no such pair");
+        let n = links.len() / self.planes;
+        let sum = |l: &[Link]| l.iter().map(|l| l.stats.bytes).sum();
+        links.chunks(n).map(sum).collect()
+    }
+
     /// Which of `n` links a port takes.
     pub fn spine_of(&self, port: u16, n: usize) -> usize {
         let mut r = Rng::new(self.salt ^ u64::from(port));
@@ -207,10 +233,14 @@ impl Fabric {
         let Some(spines) = self.spines.get_mut(&pair) else {
             return out;
         };
+        let n = spines.len() / self.planes;
         for (at, d) in first {
-            let n = spines.len();
+            let (from, to) = (usize::from(d.planes.0), usize::from(d.planes.1));
+            if from >= self.planes || (from != to && !self.routed) {
+                continue;
+            }
             let i = Rng::new(salt ^ u64::from(d.source_port)).below(n as u64) as usize;
-            spines[i].send(at, d, rng, &mut out);
+            spines[from * n + i].send(at, d, rng, &mut out);
         }
         let Some(last) = self.last.get_mut(&pair.1) else {
             return out;
