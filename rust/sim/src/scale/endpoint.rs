@@ -12,9 +12,11 @@ use metaroce::proto::api::{
     Transmit, WrOp,
 };
 use metaroce::proto::congestion::Shares;
-use metaroce::proto::connection::{stateless_reply, Config, Connection, Ids};
+use metaroce::proto::connection::{
+    stateless_reply, Config, Connection, ConnectionState, Ids, PlaneInfo, PlaneState,
+};
 use metaroce::proto::stream::{State, Stream, StreamAttr};
-use metaroce::proto::wire::{HandshakeKey, Packet};
+use metaroce::proto::wire::{HandshakeKey, Packet, PlaneAddress};
 use std::collections::{HashMap, VecDeque};
 
 /// The service port.
@@ -31,6 +33,17 @@ const DEPTH: u32 = 64;
 
 /// Held packets of a host at the most, as the driver has it for a connection.
 const HELD: usize = 256;
+
+/// Who chooses the plane of a packet.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum PlaneBy {
+    /// The host's routes, by the hash over addresses and ports.
+    Hash,
+    /// The driver, by the number of the path.
+    Path,
+    /// The core: a plane is a device of its own, with an address.
+    Core,
+}
 
 /// How hosts behave.
 #[derive(Clone, Copy, Debug)]
@@ -49,8 +62,9 @@ pub(crate) struct HostSetup {
     /// Bytes in a host's port above which connections wait for their turn; 0: they do not
     /// wait, and what finds the port full has not been sent.
     pub(crate) pull: u64,
-    /// A path keeps to one plane, by its index; else the host's routes choose.
-    pub(crate) by_path: bool,
+    pub(crate) plane_by: PlaneBy,
+    /// Planes of a host.
+    pub(crate) planes: usize,
     /// Packets of a connection before the next one's turn, while others wait.
     pub(crate) turn: usize,
     pub(crate) seed: u64,
@@ -62,6 +76,8 @@ pub(crate) struct Conn {
     armed: Ps,
     dirty: bool,
     waiting: bool,
+    /// Planes that the core takes to be full.
+    full: u32,
     streams: Vec<StreamId>,
     next_stream: usize,
     /// Messages that do not fit into the send queues yet.
@@ -79,7 +95,8 @@ pub(crate) struct End {
     config: Config,
     pub(crate) conns: Vec<Conn>,
     peers: HashMap<u32, u32>,
-    pub(crate) shares: Option<Shares>,
+    /// Of each plane, or of the line.
+    pub(crate) shares: Vec<Shares>,
     dirty: Vec<u32>,
     in_batch: bool,
     held: usize,
@@ -89,16 +106,20 @@ pub(crate) struct End {
     next_qpn: u32,
 }
 
-/// IPv4 address of a host, and its GID.
-fn address(i: u32) -> u32 {
-    0x0a00_0001 + i
+/// IPv4 address of a host on a plane, and its GID.
+fn address(i: u32, plane: u32) -> u32 {
+    0x0a00_0001 + (plane << 20) + i
 }
 
 fn gid(i: u32) -> [u8; 16] {
+    gid_on(i, 0)
+}
+
+fn gid_on(i: u32, plane: u32) -> [u8; 16] {
     let mut g = [0; 16];
     g[10] = 0xff;
     g[11] = 0xff;
-    g[12..].copy_from_slice(&address(i).to_be_bytes());
+    g[12..].copy_from_slice(&address(i, plane).to_be_bytes());
     g
 }
 
@@ -152,9 +173,14 @@ impl End {
         for b in &mut config.secret {
             *b = rng.next() as u8;
         }
-        let shares = setup
-            .hint
-            .then(|| Shares::new(kbit, senders).expect("memory"));
+        let lines = match (setup.hint, setup.plane_by) {
+            (false, _) => 0,
+            (true, PlaneBy::Core) => setup.planes,
+            (true, _) => 1,
+        };
+        let shares = (0..lines)
+            .map(|_| Shares::new(kbit, senders).expect("memory"))
+            .collect();
         Self {
             index,
             setup,
@@ -184,7 +210,19 @@ impl End {
             remote_gid: gid(peer),
             dscp: 0,
         };
-        let core = Connection::new(&self.config, ids, now).expect("memory");
+        let mut core = Connection::new(&self.config, ids, now).expect("memory");
+        if self.by_core() {
+            let planes: Vec<PlaneAddress> = (0..self.setup.planes)
+                .map(|p| PlaneAddress {
+                    id: p as u8,
+                    draining: false,
+                    gid: gid_on(self.index, p as u32),
+                })
+                .collect();
+            let memory = Connection::plane_memory().expect("memory");
+            drop(core.allow_planes(memory));
+            core.set_planes(now, &planes);
+        }
         self.peers.insert(peer, i as u32);
         self.conns.push(Conn {
             core: Box::new(core),
@@ -192,6 +230,7 @@ impl End {
             armed: Ps::MAX,
             dirty: false,
             waiting: false,
+            full: 0,
             streams: Vec::new(),
             next_stream: 0,
             backlog: VecDeque::new(),
@@ -229,10 +268,18 @@ impl End {
         self.pump(net, i);
     }
 
+    /// All connections are up, on all their planes.
     pub(crate) fn is_up(&self) -> bool {
-        self.conns
-            .iter()
-            .all(|c| c.core.state() == metaroce::proto::connection::ConnectionState::Up)
+        let planes = if self.by_core() { self.setup.planes } else { 1 };
+        self.conns.iter().all(|c| {
+            let works = |p: &PlaneInfo| p.state == PlaneState::Working;
+            c.core.state() == ConnectionState::Up && c.core.planes().filter(works).count() == planes
+        })
+    }
+
+    /// Planes are the core's matter.
+    fn by_core(&self) -> bool {
+        self.setup.plane_by == PlaneBy::Core && self.setup.planes > 1
     }
 
     /// A message of `bytes` to `peer`.
@@ -305,7 +352,7 @@ impl End {
             net.packets.free(id);
             if answer {
                 self.tx.source_port = sport;
-                self.emit(net, src);
+                self.emit(net, None, src);
             }
             return;
         };
@@ -364,9 +411,9 @@ impl End {
             self.conns[i].dirty = false;
             let core = &mut self.conns[i].core;
             core.end_of_batch(now);
-            if let Some(shares) = self.shares.as_mut() {
-                if core.report_is_due(now) {
-                    core.report(now, shares);
+            if core.report_is_due(now) {
+                for (plane, shares) in self.shares.iter_mut().enumerate() {
+                    core.report_on(now, plane as u8, shares);
                 }
             }
             self.pump(net, i);
@@ -388,20 +435,54 @@ impl End {
     /// The port has room: those that wait send in turn.
     pub(crate) fn nic(&mut self, net: &mut Net) {
         self.nic_armed = false;
-        while let Some(&c) = self.waiting.front() {
+        // Each once: with several planes it may have to wait for another one.
+        for _ in 0..self.waiting.len() {
             if self.is_full(net) {
-                self.arm_nic(net);
                 break;
             }
-            self.waiting.pop_front();
+            let Some(c) = self.waiting.pop_front() else {
+                break;
+            };
             self.conns[c as usize].waiting = false;
             self.pump(net, c as usize);
+        }
+        if !self.waiting.is_empty() {
+            self.arm_nic(net);
         }
     }
 
     /// Whether connections have to wait for the port.
     fn is_full(&self, net: &Net) -> bool {
+        if self.by_core() {
+            return self.setup.pull != 0 && self.full_planes(net) == (1 << self.setup.planes) - 1;
+        }
         self.setup.pull != 0 && self.backlog(net) >= self.setup.pull
+    }
+
+    /// Planes whose ports have enough to do, a bit each.
+    fn full_planes(&self, net: &Net) -> u32 {
+        let f = &net.fabric;
+        let full = |p: &usize| {
+            f.ports[f.host_port(self.index as usize, *p)].backlog(net.now) >= self.setup.pull
+        };
+        (0..self.setup.planes)
+            .filter(full)
+            .fold(0, |m, p| m | 1 << p)
+    }
+
+    /// Tells the core which planes are full.
+    fn tell_full(&mut self, net: &Net, c: usize) -> u32 {
+        if self.setup.pull == 0 || !self.by_core() {
+            return 0;
+        }
+        let full = self.full_planes(net);
+        let conn = &mut self.conns[c];
+        let changed = full ^ conn.full;
+        conn.full = full;
+        for p in (0..self.setup.planes).filter(|p| changed & 1 << p != 0) {
+            conn.core.plane_full(p as u8, full & 1 << p != 0);
+        }
+        full
     }
 
     /// Bytes in the host's ports, on average.
@@ -425,11 +506,26 @@ impl End {
     fn arm_nic(&mut self, net: &mut Net) {
         if !self.nic_armed {
             self.nic_armed = true;
-            let port = net.fabric.host_port(self.index as usize, 0);
-            // When half of it has gone.
-            let bytes = self.backlog(net).saturating_sub(self.setup.pull / 2);
-            let at = net.now + net.fabric.ports[port].line_time(bytes as u32).max(NS);
-            net.at(at, Event::Nic { port: port as u32 });
+            let f = &net.fabric;
+            let port = f.host_port(self.index as usize, 0);
+            // When half of it has gone, of the first that is full.
+            let half = self.setup.pull / 2;
+            let time = |p: usize, bytes: u64| {
+                let bytes = bytes.saturating_sub(half) as u32;
+                f.ports[p].line_time(bytes).max(NS)
+            };
+            let wait = if self.by_core() {
+                let full = self.full_planes(net);
+                (0..self.setup.planes)
+                    .filter(|p| full & 1 << p != 0)
+                    .map(|p| f.host_port(self.index as usize, p))
+                    .map(|p| time(p, f.ports[p].backlog(net.now)))
+                    .min()
+                    .unwrap_or(NS)
+            } else {
+                time(port, self.backlog(net))
+            };
+            net.at(net.now + wait, Event::Nic { port: port as u32 });
         }
     }
 
@@ -452,13 +548,17 @@ impl End {
                     self.wait(net, c);
                     break;
                 }
+                let full = self.tell_full(net, c);
                 if !self.conns[c].core.poll_transmit(now, &mut self.tx) {
+                    if full != 0 {
+                        self.wait(net, c);
+                    }
                     break;
                 }
                 busy = true;
                 turn += 1;
                 let peer = self.conns[c].peer;
-                if !self.emit(net, peer) {
+                if !self.emit(net, Some(c), peer) {
                     net.sums.refused += 1;
                     self.conns[c].core.transmit_failed(now, &self.tx);
                 }
@@ -533,19 +633,31 @@ impl End {
     }
 
     /// Sends what is in `tx`; false when the port is full.
-    fn emit(&mut self, net: &mut Net, peer: u32) -> bool {
+    fn emit(&mut self, net: &mut Net, c: Option<usize>, peer: u32) -> bool {
         let tx = &self.tx;
+        let (local, remote) = match c.filter(|_| self.by_core()) {
+            Some(c) => {
+                let plane = self.conns[c].core.plane(tx.plane);
+                let p = plane.expect("a plane that is there");
+                (usize::from(p.local), u32::from(p.remote))
+            }
+            None => (0, 0),
+        };
         let payload = match tx.payload {
             Payload::None => 0,
             Payload::Send { len, .. } | Payload::Read { len, .. } | Payload::Pad { len } => len,
         };
-        let hash = flow_hash(address(self.index), address(peer), tx.source_port, PORT);
+        let from = address(self.index, local as u32);
+        let hash = flow_hash(from, address(peer, remote), tx.source_port, PORT);
         let size = u32::from(tx.header_len) + payload + IP_UDP + ETHERNET;
-        let port = if self.setup.by_path {
-            let plane = usize::from(tx.path) % net.fabric.layout.planes;
-            net.fabric.host_port(self.index as usize, plane)
-        } else {
-            net.host_port(self.index as usize, hash)
+        let port = match self.setup.plane_by {
+            PlaneBy::Path => {
+                let plane = usize::from(tx.path) % net.fabric.layout.planes;
+                net.fabric.host_port(self.index as usize, plane)
+            }
+            PlaneBy::Hash => net.host_port(self.index as usize, hash),
+            PlaneBy::Core if local as u32 != remote => return true,
+            PlaneBy::Core => net.fabric.host_port(self.index as usize, local),
         };
         let q = &net.fabric.ports[port];
         if q.backlog(net.now) + u64::from(size) > q.limit {

@@ -4,7 +4,7 @@
 
 #![forbid(unsafe_code)]
 
-use super::endpoint::HostSetup;
+use super::endpoint::{HostSetup, PlaneBy};
 use super::fabric::{Layout, Ps};
 use super::model::Model;
 use super::text::{bytes, number, rate, time, Section};
@@ -132,7 +132,8 @@ pub(crate) const KEYS: &[(&str, &str, &str)] = &[
     (
         "transport.plane_by",
         "hash",
-        "metaroce: a packet's plane follows from the hash of addresses and ports, or from its path",
+        "metaroce: a packet's plane follows from the hash of addresses and ports, from the number of \
+         its path (path), or planes are devices of their own, with addresses (core)",
     ),
     (
         "transport.qps",
@@ -306,8 +307,8 @@ fn setup(values: &[(String, String)], faults: &[&Section]) -> Result<Setup, Stri
         },
         ideal: kind == "ideal",
     };
-    if layout.spines > 64 || layout.hosts < 2 {
-        return Err("at least 2 hosts and at most 64 spines".into());
+    if layout.spines > 64 || layout.hosts < 2 || layout.planes > 8 {
+        return Err("at least 2 hosts, at most 64 spines and 8 planes".into());
     }
     let hosts = layout.hosts;
     let seed = num("run.seed")? as u64;
@@ -341,9 +342,11 @@ fn setup(values: &[(String, String)], faults: &[&Section]) -> Result<Setup, Stri
         margin: tim("transport.margin")? / 1000,
         batching: tim("transport.batching")? / 1000,
         pull: byt("transport.pull")? as u64,
-        by_path: match text("transport.plane_by") {
-            "hash" => false,
-            "path" => true,
+        planes: layout.planes,
+        plane_by: match text("transport.plane_by") {
+            "hash" => PlaneBy::Hash,
+            "path" => PlaneBy::Path,
+            "core" => PlaneBy::Core,
             other => return Err(format!("transport.plane_by: {other:?}")),
         },
         turn: (num("transport.turn")? as usize).max(1),

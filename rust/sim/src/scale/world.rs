@@ -4,7 +4,7 @@
 
 #![forbid(unsafe_code)]
 
-use super::endpoint::{End, HostSetup};
+use super::endpoint::{End, HostSetup, PlaneBy};
 use super::fabric::{Fabric, Layout, Ps, ETHERNET, NS};
 use super::model::{Model, ModelSetup, Models};
 use super::net::{Event, Net, Sums};
@@ -157,7 +157,11 @@ impl Setup {
 
     /// Traffic begins then: connections are up, their paths tried.
     pub(crate) fn start(&self) -> Ps {
-        6_000_000 * NS + 16 * (self.base_rtt() + 2 * self.layout.far_delay)
+        let planes = match self.host.plane_by {
+            PlaneBy::Core => 2_000_000 * NS * (self.layout.planes as u64 - 1),
+            _ => 0,
+        };
+        6_000_000 * NS + planes + 16 * (self.base_rtt() + 2 * self.layout.far_delay)
     }
 
     /// Times of the run, for the progress bar: expected end.
@@ -226,8 +230,11 @@ impl World {
         let mut models = None;
         match setup.transport {
             Transport::Metaroce => {
-                let line = setup.layout.rate * setup.layout.planes as f64;
-                let kbit = line / 1000.0;
+                let planes = match setup.host.plane_by {
+                    PlaneBy::Core => 1,
+                    _ => setup.layout.planes,
+                };
+                let kbit = setup.layout.rate * planes as f64 / 1000.0;
                 for h in 0..setup.layout.hosts {
                     ends.push(End::new(h as u32, setup.host, kbit as u32, 1024));
                 }
