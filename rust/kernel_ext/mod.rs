@@ -8,6 +8,8 @@ pub mod dst;
 pub mod ib;
 pub mod ib_attr;
 pub mod ids;
+#[cfg(CONFIG_KUNIT = "y")]
+mod kunit;
 pub mod net;
 pub mod rcu;
 pub mod restrack;

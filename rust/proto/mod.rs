@@ -20,6 +20,8 @@
 pub mod api;
 pub mod congestion;
 pub mod connection;
+#[cfg(any(test, CONFIG_KUNIT = "y"))]
+pub(crate) mod pair;
 pub mod path;
 pub mod recovery;
 pub mod stream;

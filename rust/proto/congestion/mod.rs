@@ -11,8 +11,8 @@
 
 mod pace;
 mod share;
-#[cfg(test)]
-mod tests;
+#[cfg(any(test, CONFIG_KUNIT = "y"))]
+pub(crate) mod tests;
 
 pub(crate) use self::pace::Pace;
 pub use self::share::{Shares, Ticket};

@@ -2,19 +2,17 @@
 
 #![forbid(unsafe_code)]
 
-extern crate std;
-
 use super::*;
 
 const MS: Time = 1_000_000;
 
 /// Senders that want `wants` kbit/s each, for `time`; gives what each is granted.
-fn senders(s: &mut Shares, start: Time, time: Time, wants: &[u32]) -> std::vec::Vec<u32> {
+fn senders<const N: usize>(s: &mut Shares, start: Time, time: Time, wants: &[u32; N]) -> [u32; N] {
     const STEP: Time = 10_000;
-    let mut tickets = std::vec![None; wants.len()];
-    let mut shares = std::vec![0u32; wants.len()];
+    let mut tickets = [None; N];
+    let mut shares = [0u32; N];
     for step in 0..time / STEP {
-        for i in 0..wants.len() {
+        for i in 0..N {
             let rate = wants[i].min(if shares[i] == 0 { u32::MAX } else { shares[i] });
             let bytes = u64::from(rate.min(2_000_000)) * STEP / 8_000_000;
             if rate != 0 {
@@ -27,8 +25,8 @@ fn senders(s: &mut Shares, start: Time, time: Time, wants: &[u32]) -> std::vec::
     shares
 }
 
-#[test]
-fn shares_are_max_min() {
+#[cfg_attr(test, test)]
+pub(crate) fn shares_are_max_min() {
     let mut s = Shares::new(1_000_000, 8).expect("memory");
     // Two want all they can get, one wants 100 Mbit/s.
     let shares = senders(&mut s, MS, 200 * MS, &[u32::MAX, u32::MAX, 100_000]);
@@ -50,8 +48,8 @@ fn shares_are_max_min() {
     assert_eq!(small.report(MS, None, 5), (0, None));
 }
 
-#[test]
-fn a_new_sender_gets_its_share_at_once() {
+#[cfg_attr(test, test)]
+pub(crate) fn a_new_sender_gets_its_share_at_once() {
     let mut s = Shares::new(1_000_000, 100).expect("memory");
     let (_, ticket) = s.report(MS, None, 9000);
     for i in 1..64 {
@@ -63,8 +61,8 @@ fn a_new_sender_gets_its_share_at_once() {
     assert_eq!(share, 984_375 / 64);
 }
 
-#[test]
-fn one_packet_per_round_trip() {
+#[cfg_attr(test, test)]
+pub(crate) fn one_packet_per_round_trip() {
     let c = Context {
         mtu: 4000,
         paths: 1,
@@ -105,8 +103,8 @@ fn one_packet_per_round_trip() {
     assert_eq!(one.bytes(), 4000 + 250);
 }
 
-#[test]
-fn cuts() {
+#[cfg_attr(test, test)]
+pub(crate) fn cuts() {
     let mut w = Window::new(100_000);
     assert!(w.marked(10 * MS, 1, 9 * MS));
     // Alpha begins at a half: a quarter goes.
@@ -124,8 +122,8 @@ fn cuts() {
     assert_eq!(w.bytes(), FLOOR);
 }
 
-#[test]
-fn pacing() {
+#[cfg_attr(test, test)]
+pub(crate) fn pacing() {
     let mut p = Pace::new();
     p.spend(MS, 1 << 20);
     assert_eq!(p.next(), 0, "without a rate");

@@ -173,19 +173,29 @@ impl Bits {
     }
 }
 
-#[cfg(test)]
-mod tests {
+#[cfg(any(test, CONFIG_KUNIT = "y"))]
+pub(crate) mod tests {
     use super::*;
 
-    extern crate std;
-    use std::collections::BTreeSet;
+    /// The same, bit by bit.
+    type Set = [bool; 256];
 
-    fn set_of(b: &Bits) -> BTreeSet<u32> {
-        (0..256).filter(|i| b.has(*i)).collect()
+    fn set_of(b: &Bits) -> Set {
+        core::array::from_fn(|i| b.has(i as u32))
     }
 
-    #[test]
-    fn against_sets() {
+    fn moved(from: &Set, to: impl Fn(usize) -> Option<usize>) -> Set {
+        let mut set = [false; 256];
+        for i in (0..256).filter(|i| from[*i]) {
+            if let Some(at) = to(i) {
+                set[at] = true;
+            }
+        }
+        set
+    }
+
+    #[cfg_attr(test, test)]
+    pub(crate) fn against_sets() {
         let mut x = 0x1234_5678_9abc_def1u64;
         let mut next = move || {
             x ^= x << 13;
@@ -196,28 +206,25 @@ mod tests {
         for _ in 0..500 {
             let b = Bits([next() & next(), next() & next(), next() & next(), next()]);
             let s = set_of(&b);
-            let k = (next() % 300) as u32;
-            assert_eq!(
-                set_of(&b.rotated(k)),
-                s.iter().map(|i| (i + k) % 256).collect()
-            );
-            assert_eq!(
-                set_of(&b.shifted_down(k)),
-                s.iter().filter(|i| **i >= k).map(|i| i - k).collect()
-            );
-            let n = (next() % 257) as u32;
-            assert_eq!(
-                set_of(&Bits::range(k, n)),
-                (0..n).map(|i| (i + k) % 256).collect()
-            );
+            let count = |s: &Set| s.iter().filter(|x| **x).count();
+            let k = (next() % 300) as usize;
+            let rotated = moved(&s, |i| Some((i + k) % 256));
+            assert_eq!(set_of(&b.rotated(k as u32)), rotated);
+            let shifted = moved(&s, |i| i.checked_sub(k));
+            assert_eq!(set_of(&b.shifted_down(k as u32)), shifted);
+            let n = (next() % 257) as usize;
+            let range = moved(&[true; 256], |i| (i < n).then_some((i + k) % 256));
+            assert_eq!(set_of(&Bits::range(k as u32, n as u32)), range);
             let at = k % 256;
-            let expect = s.range(at..).next().or(s.iter().next()).copied();
-            assert_eq!(b.first_from(at), expect);
-            assert_eq!(b.end(), s.last().map_or(0, |l| l + 1));
-            assert_eq!(b.len() as usize, s.len());
+            let expect = (0..256).map(|i| (at + i) % 256).find(|i| s[*i]);
+            assert_eq!(b.first_from(at as u32), expect.map(|i| i as u32));
+            let end = s.iter().rposition(|x| *x).map_or(0, |last| last + 1);
+            assert_eq!(b.end() as usize, end);
+            assert_eq!(b.len() as usize, count(&s));
             let mut c = b;
-            assert_eq!(c.take_lowest(), s.first().copied());
-            assert_eq!(c.len() as usize, s.len().saturating_sub(1));
+            let lowest = s.iter().position(|x| *x);
+            assert_eq!(c.take_lowest(), lowest.map(|i| i as u32));
+            assert_eq!(c.len() as usize, count(&s).saturating_sub(1));
         }
     }
 }

@@ -4,9 +4,9 @@
 
 #![forbid(unsafe_code)]
 
-mod bits;
-mod receive;
-mod send;
+pub(crate) mod bits;
+pub(crate) mod receive;
+pub(crate) mod send;
 
 pub(crate) use self::receive::{Arrival, ReceiveHalf};
 pub(crate) use self::send::{Acked, Content, Record, SendHalf, OUTSTANDING_MAX};

@@ -505,14 +505,12 @@ impl SendHalf {
     }
 }
 
-#[cfg(test)]
-mod tests {
-    extern crate std;
-
+#[cfg(any(test, CONFIG_KUNIT = "y"))]
+pub(crate) mod tests {
     use super::*;
 
-    #[test]
-    fn memory_as_stated() {
+    #[cfg_attr(test, test)]
+    pub(crate) fn memory_as_stated() {
         assert!(core::mem::size_of::<Record>() <= 40);
     }
 
@@ -543,8 +541,8 @@ mod tests {
         n
     }
 
-    #[test]
-    fn a_gap_is_loss_and_a_lost_resend_is_seen() {
+    #[cfg_attr(test, test)]
+    pub(crate) fn a_gap_is_loss_and_a_lost_resend_is_seen() {
         let mut s = half(64);
         let stamps = [0; 6].map(|_| s.push(1_000_000, None, 100).1);
         assert!(stamps.windows(2).all(|w| w[0] < w[1]));
@@ -570,10 +568,10 @@ mod tests {
         assert_eq!(s.inflight(), 0);
     }
 
-    #[test]
-    fn thresholds_and_spurious_resends() {
+    #[cfg_attr(test, test)]
+    pub(crate) fn thresholds_and_spurious_resends() {
         let mut s = half(64);
-        let stamps: std::vec::Vec<u32> = (0..10).map(|_| s.push(5_000_000, None, 10).1).collect();
+        let stamps = [0; 10].map(|_| s.push(5_000_000, None, 10).1);
         assert_eq!(take(&mut s, &block(0, 0b11, stamps[2])), 2);
         assert_eq!(
             s.detect(3, stamps[2], 0),
@@ -591,8 +589,8 @@ mod tests {
         assert!(s.was_spurious(&record, stamps[3]));
     }
 
-    #[test]
-    fn what_was_not_sent_cannot_be_acknowledged() {
+    #[cfg_attr(test, test)]
+    pub(crate) fn what_was_not_sent_cannot_be_acknowledged() {
         let mut s = half(64);
         s.push(0, None, 1);
         s.push(0, None, 1);
@@ -607,8 +605,8 @@ mod tests {
         assert_eq!(s.examine(&b), Acked::Old);
     }
 
-    #[test]
-    fn rings_grow_with_packets_in_flight() {
+    #[cfg_attr(test, test)]
+    pub(crate) fn rings_grow_with_packets_in_flight() {
         let mut s = half(16);
         for i in 0..12 {
             s.push(0, None, i);
@@ -629,8 +627,8 @@ mod tests {
         }
     }
 
-    #[test]
-    fn stamps_go_on_after_silence() {
+    #[cfg_attr(test, test)]
+    pub(crate) fn stamps_go_on_after_silence() {
         let mut s = half(16);
         let a = s.stamp(1_000);
         let b = s.stamp(1_000);

@@ -17,8 +17,8 @@ mod dissector;
 mod handshake;
 mod planes;
 mod probe;
-#[cfg(test)]
-mod tests;
+#[cfg(any(test, CONFIG_KUNIT = "y"))]
+pub(crate) mod tests;
 
 pub(crate) use self::ack::AckWriter;
 pub use self::ack::{Ack, AckHeader, Blocks, PathBlock, BITS_WORDS};

@@ -4,27 +4,53 @@
 
 #![forbid(unsafe_code)]
 
-extern crate std;
-
 use super::*;
 use crate::proto::api::{Direction, Fault, Opcode, DATA_OVERHEAD, HEADER_MAX, MAX_MESSAGE};
 use crate::proto::stream::{BlockStatus, StreamBlock};
-use std::string::String;
-use std::vec::Vec;
+use core::ops::{Deref, DerefMut};
 
 const CID: u64 = 0x0102_0304_0506_0708;
 
-fn bytes(f: impl FnOnce(&mut Writer<'_>)) -> Vec<u8> {
+/// A packet.
+#[derive(Clone)]
+struct Bytes {
+    buf: [u8; HEADER_MAX],
+    len: usize,
+}
+
+impl Bytes {
+    fn push(&mut self, byte: u8) {
+        self.buf[self.len] = byte;
+        self.len += 1;
+    }
+}
+
+impl Deref for Bytes {
+    type Target = [u8];
+    fn deref(&self) -> &[u8] {
+        &self.buf[..self.len]
+    }
+}
+
+impl DerefMut for Bytes {
+    fn deref_mut(&mut self) -> &mut [u8] {
+        &mut self.buf[..self.len]
+    }
+}
+
+fn bytes(f: impl FnOnce(&mut Writer<'_>)) -> Bytes {
     let mut buf = [0xee; HEADER_MAX];
     let mut w = Writer::new(&mut buf);
     f(&mut w);
     let len = usize::from(w.finish());
-    buf[..len].to_vec()
+    Bytes { buf, len }
 }
 
-fn hex(b: &[u8]) -> String {
-    b.iter()
-        .fold(String::new(), |text, x| text + &std::format!("{x:02x}"))
+#[track_caller]
+fn same(b: &[u8], golden: &str) {
+    let digits = b.iter().flat_map(|x| [x >> 4, x & 15]);
+    let golden = golden.chars().map(|c| c.to_digit(16).unwrap_or(16));
+    assert!(digits.map(u32::from).eq(golden), "{b:02x?}");
 }
 
 fn path() -> PathHeader {
@@ -52,14 +78,14 @@ fn header(opcode: Opcode) -> StreamHeader {
     }
 }
 
-fn data(s: &StreamHeader) -> Vec<u8> {
+fn data(s: &StreamHeader) -> Bytes {
     bytes(|w| emit_data(w, CID, &path(), s))
 }
 
 #[track_caller]
 fn same_data(s: &StreamHeader, golden: &str) {
     let b = data(s);
-    assert_eq!(hex(&b), golden);
+    same(&b, golden);
     let p = Packet::parse(&b).expect("parses");
     assert_eq!(p.header_len(), b.len());
     assert_eq!(p.connection_id(), Some(CID));
@@ -73,8 +99,8 @@ fn same_data(s: &StreamHeader, golden: &str) {
     }
 }
 
-#[test]
-fn void() {
+#[cfg_attr(test, test)]
+pub(crate) fn void() {
     let s = StreamHeader::default();
     same_data(
         &s,
@@ -83,8 +109,8 @@ fn void() {
     assert_eq!(data(&s).len(), DATA_MIN);
 }
 
-#[test]
-fn the_longest_data_header() {
+#[cfg_attr(test, test)]
+pub(crate) fn the_longest_data_header() {
     let s = StreamHeader {
         solicited: true,
         rmsn: 0xc0c1_c2c3,
@@ -104,8 +130,8 @@ fn the_longest_data_header() {
     assert_eq!(data(&s).len(), DATA_OVERHEAD);
 }
 
-#[test]
-fn requests_and_responses() {
+#[cfg_attr(test, test)]
+pub(crate) fn requests_and_responses() {
     let read = StreamHeader {
         request: 0x21,
         oldest: 0x20,
@@ -164,8 +190,8 @@ fn requests_and_responses() {
     }
 }
 
-#[test]
-fn acknowledgements() {
+#[cfg_attr(test, test)]
+pub(crate) fn acknowledgements() {
     let mut block = PathBlock {
         path: 3,
         epoch: 0x0102,
@@ -226,8 +252,8 @@ fn acknowledgements() {
             assert!(a.stream(s));
         }
     });
-    assert_eq!(
-        hex(&b),
+    same(
+        &b,
         "0100008c000000000102030405060708\
          212223242526272801030129\
          0302010210203040506070800a0b0c0d0e0f1011\
@@ -235,13 +261,13 @@ fn acknowledgements() {
          02010203010405060708090a0b0c0d0e0f101112131415161a171819\
          0100000100000002000000030000000400000000\
          0000000104000002000000030000000400000000\
-         0000000900000002"
+         0000000900000002",
     );
     match Packet::parse(&b).expect("parses").body() {
         Body::Ack(a) => {
             assert_eq!(a.header, h);
-            assert_eq!(a.blocks.paths().collect::<Vec<_>>(), [block]);
-            assert_eq!(a.blocks.streams().collect::<Vec<_>>(), streams);
+            assert!(a.blocks.paths().eq([block]));
+            assert!(a.blocks.streams().eq(streams));
         }
         other => panic!("{other:?}"),
     }
@@ -258,8 +284,8 @@ fn acknowledgements() {
     assert!(Packet::parse(&b).is_ok());
 }
 
-#[test]
-fn probes_queries_and_ends() {
+#[cfg_attr(test, test)]
+pub(crate) fn probes_queries_and_ends() {
     let probe = Probe {
         path: 5,
         deaf: 0x17,
@@ -270,10 +296,10 @@ fn probes_queries_and_ends() {
         padding: 4096,
     };
     let b = bytes(|w| probe.emit(w, CID));
-    assert_eq!(
-        hex(&b),
+    same(
+        &b,
         "02000028000000000102030405060708\
-         051700060000000700000008091011121314151600001000"
+         051700060000000700000008091011121314151600001000",
     );
     let p = Packet::parse(&b).expect("parses");
     assert!(p.check_payload(4096).is_ok());
@@ -304,9 +330,9 @@ fn probes_queries_and_ends() {
         }
         assert!(!q.push(&query));
     });
-    assert_eq!(
-        hex(&b[..32]),
-        "040001f400000000010203040506070828000000011234560965432101020304"
+    same(
+        &b[..32],
+        "040001f400000000010203040506070828000000011234560965432101020304",
     );
     match Packet::parse(&b).expect("parses").body() {
         Body::Query(q) => {
@@ -320,7 +346,7 @@ fn probes_queries_and_ends() {
         number: 3,
     };
     let b = bytes(|w| close.emit(w, CID));
-    assert_eq!(hex(&b), "050000180000000001020304050607080000000100000003");
+    same(&b, "050000180000000001020304050607080000000100000003");
 }
 
 fn key() -> HandshakeKey {
@@ -331,8 +357,8 @@ fn key() -> HandshakeKey {
     }
 }
 
-#[test]
-fn handshakes() {
+#[cfg_attr(test, test)]
+pub(crate) fn handshakes() {
     let h = Handshake {
         key: key(),
         lowest: 0,
@@ -351,13 +377,13 @@ fn handshakes() {
     };
     let b = bytes(|w| h.emit(w, Type::Init));
     assert_eq!(b.len(), HANDSHAKE_LEN);
-    assert_eq!(
-        hex(&b),
+    same(
+        &b,
         "0800007c000000000000000000000000\
          a1a1a1a1a1a1a1a1a1a1a1a1a1a1a1a1b2b2b2b2b2b2b2b2b2b2b2b2b2b2b2b21a\
          000310000000010000100001020304050607080000000000000002\
          0000000000000003000000000000000400000000000000050000000600000007\
-         08090000000000000000000000000000"
+         08090000000000000000000000000000",
     );
     let p = Packet::parse(&b).expect("parses");
     assert_eq!(p.connection_id(), None);
@@ -396,8 +422,8 @@ fn handshakes() {
     }
 }
 
-#[test]
-fn what_is_refused() {
+#[cfg_attr(test, test)]
+pub(crate) fn what_is_refused() {
     let good = data(&header(Opcode::Write));
     assert!(Packet::parse(&good).is_ok());
     for len in 0..good.len() {
@@ -427,8 +453,8 @@ fn what_is_refused() {
     assert_eq!(Packet::parse(&data(&s)).err(), Some(Drop::Field));
 }
 
-#[test]
-fn payload_lengths() {
+#[cfg_attr(test, test)]
+pub(crate) fn payload_lengths() {
     let check = |s: &StreamHeader, len| {
         let b = data(s);
         Packet::parse(&b).expect("parses").check_payload(len)
@@ -454,38 +480,38 @@ fn payload_lengths() {
     assert!(check(&StreamHeader::default(), 1).is_err());
 }
 
-#[test]
-fn random_bytes_never_panic() {
+#[cfg_attr(test, test)]
+pub(crate) fn random_bytes_never_panic() {
     let mut x = 0x2545_f491_4f6c_dd1du64;
-    std::println!("seed {x}");
     let mut next = move || {
         x ^= x << 13;
         x ^= x >> 7;
         x ^= x << 17;
         x
     };
-    let mut seeds: Vec<Vec<u8>> = Vec::new();
-    for op in [Opcode::Void, Opcode::WriteImm, Opcode::CompareSwap] {
-        seeds.push(data(&header(op)));
-    }
-    seeds.push(bytes(|w| {
-        let mut a = AckWriter::new(w, CID, &AckHeader::default());
-        a.path(&PathBlock::default());
-        a.path(&PathBlock {
-            bits: [1; 4],
-            ..PathBlock::default()
-        });
-    }));
-    seeds.push(bytes(|w| {
-        let mut q = QueryWriter::new(w, CID);
-        q.push(&Query {
-            dst_qpn: 1,
-            src_qpn: 2,
-            dir: Direction::Request,
-            sseq: 0,
-            round: 0,
-        });
-    }));
+    let seeds = [
+        data(&header(Opcode::Void)),
+        data(&header(Opcode::WriteImm)),
+        data(&header(Opcode::CompareSwap)),
+        bytes(|w| {
+            let mut a = AckWriter::new(w, CID, &AckHeader::default());
+            a.path(&PathBlock::default());
+            a.path(&PathBlock {
+                bits: [1; 4],
+                ..PathBlock::default()
+            });
+        }),
+        bytes(|w| {
+            let mut q = QueryWriter::new(w, CID);
+            q.push(&Query {
+                dst_qpn: 1,
+                src_qpn: 2,
+                dir: Direction::Request,
+                sseq: 0,
+                round: 0,
+            });
+        }),
+    ];
     for _ in 0..200_000 {
         let mut b = seeds[next() as usize % seeds.len()].clone();
         for _ in 0..next() % 4 {
@@ -493,7 +519,7 @@ fn random_bytes_never_panic() {
             b[at] = next() as u8;
         }
         if next() % 8 == 0 {
-            b.truncate(next() as usize % (b.len() + 1));
+            b.len = next() as usize % (b.len + 1);
         }
         if let Ok(p) = Packet::parse(&b) {
             let _ = p.check_payload(next() as u32);
