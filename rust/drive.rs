@@ -143,6 +143,15 @@ pub struct Table {
     connecting: Mutex<()>,
     #[pin]
     slots: SpinLock<Slots>,
+    /// Room for an answer to a stranger; whoever writes one takes it meanwhile.
+    #[pin]
+    reply: SpinLock<Option<os::Box<Reply>>>,
+}
+
+/// A packet without payload: too large for a stack that others have already used.
+struct Reply {
+    tx: Transmit,
+    frags: Frags,
 }
 
 struct Slots {
@@ -157,12 +166,17 @@ const INDEX_MASK: u64 = (1 << INDEX_BITS) - 1;
 
 impl Table {
     /// An empty table.
-    pub fn new() -> impl PinInit<Self> {
-        pin_init!(Self {
+    pub fn new() -> Result<impl PinInit<Self>> {
+        let reply = os::try_box(Reply {
+            tx: Transmit::new(),
+            frags: Frags::new(),
+        })?;
+        Ok(pin_init!(Self {
             answers: AtomicU64::new(0),
             connecting <- new_mutex!(()),
             slots <- new_spinlock!(Slots { conns: os::Vec::new(), closed: false }),
-        })
+            reply <- new_spinlock!(Some(reply)),
+        }))
     }
 
     /// Whether one more answer to somebody who has proven nothing may go.
@@ -579,25 +593,32 @@ impl Arrival {
 }
 
 /// Answers what concerns no connection, without keeping anything.
-/// Out of line: it has a packet of its own on the stack, which every received packet would
-/// have to pay for.
-#[inline(never)]
 fn reply_without_state(device: &Arc<DeviceInner>, packet: &Packet<'_>, skb: &Skb) {
-    let mut tx = Transmit::new();
+    let room = device.table.reply.lock().take();
+    // Another CPU has it: this one counts as lost, and the peer asks again.
+    let Some(mut reply) = room else {
+        return device.count_drop(wire::Drop::NoConnection);
+    };
+    answer(device, packet, skb, &mut reply);
+    *device.table.reply.lock() = Some(reply);
+}
+
+fn answer(device: &Arc<DeviceInner>, packet: &Packet<'_>, skb: &Skb, reply: &mut Reply) {
+    let Reply { tx, frags } = reply;
     let seen = wire::HandshakeKey {
         source: skb.source(),
         destination: skb.destination(),
         dscp: skb.traffic_class() >> 2,
     };
     let now = net::now();
-    if !connection::stateless_reply(packet, &seen, &device.secret, now, &mut tx)
+    if !connection::stateless_reply(packet, &seen, &device.secret, now, tx)
         || !device.table.may_answer(now)
     {
         return device.count_drop(wire::Drop::NoConnection);
     }
     tx.source_port = skb.source_port();
     // A reply that cannot be sent is as good as lost; the peer asks again.
-    let _ = Flow::answering(&device.port, skb).xmit(&tx, &mut Frags::new());
+    let _ = Flow::answering(&device.port, skb).xmit(tx, frags);
 }
 
 impl Conn {

@@ -99,6 +99,7 @@ impl DeviceInner {
         params: Params,
     ) -> Result<Driver> {
         let regions = mem::Table::new()?;
+        let table = drive::Table::new()?;
         let port = Port::new()?;
         // The line's rate is looked up for each QP that connects.
         let shares = Shares::new(0, SENDERS)?;
@@ -113,7 +114,7 @@ impl DeviceInner {
                 guid,
                 params,
                 port,
-                table <- drive::Table::new(),
+                table <- table,
                 regions,
                 qpns <- Ids::new(FIRST_QPN, LAST_QPN, first),
                 domains: AtomicU64::new(1),
