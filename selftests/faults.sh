@@ -111,23 +111,26 @@ case06_link_add() {
     down
 }
 
-# verified SECONDS: checked traffic in the background; pid in client.
+sent() { on b cat /sys/class/infiniband/fib/ports/1/hw_counters/sent_pkts; }
+moving() { [ "$(sent)" -gt $((begun + 100)) ]; }
+# verified SECONDS: checked traffic in the background; pids in client and server.
 verified() {
-    ip netns exec fi-a mroce-verify --dev fia --listen 18515 --wait 60 >"$work/server" 2>&1 &
+    begun=$(sent)
+    ip netns exec fi-a mroce-verify --dev fia --listen 18515 --wait 60 --patience 30 >"$work/server" 2>&1 &
     server=$!
-    ip netns exec fi-b mroce-verify --dev fib --connect 10.94.0.1 --suites random --seconds "$1" --timeout 19 --wait 60 >"$work/client" 2>&1 &
+    ip netns exec fi-b mroce-verify --dev fib --connect 10.94.0.1 --suites random --seconds "$1" --timeout 19 --wait 60 --patience 30 >"$work/client" 2>&1 &
     client=$!
-    busywait 30 moving
+    busywait 90 moving || { cat "$work/client" "$work/server"; return 1; }
 }
 # The same without checked bytes, over one connection: verify makes new ones, and asks for an MTU.
 plain() {
+    begun=$(sent)
     ip netns exec fi-a mroce-bench --dev fia --listen 18515 --wait 60 >"$work/server" 2>&1 &
     server=$!
     ip netns exec fi-b mroce-bench --dev fib --connect 10.94.0.1 --tests write_bw --seconds "$1" --wait 60 >"$work/client" 2>&1 &
     client=$!
-    busywait 30 moving
+    busywait 90 moving || { cat "$work/client" "$work/server"; return 1; }
 }
-moving() { [ "$(on b cat /sys/class/infiniband/fib/ports/1/hw_counters/sent_pkts)" -gt 100 ]; }
 ended_well() {
     local status=0
     wait "$client" || status=1
@@ -135,13 +138,19 @@ ended_well() {
     [ "$status" = 0 ] || { cat "$work/client" "$work/server"; return 1; }
 }
 
-# The network fails and comes back under traffic: no request fails, no byte is wrong.
+cpu1=/sys/devices/system/cpu/cpu1/online
+# The network, the clock or a CPU fails and comes back under traffic: no request fails, no byte
+# is wrong.
 net_fails_and_comes_back() {
     modprobe "$KIND"
     up
     add_links
-    local how
-    for how in carrier queue route mtu address clock; do
+    local how n
+    for how in carrier queue route mtu address clock cpu; do
+        if [ $how = cpu ] && [ ! -w $cpu1 ]; then
+            echo "cpu: this kernel has none to spare"
+            continue
+        fi
         if [ $how = mtu ]; then plain 4; else verified 4; fi
         case $how in
             carrier)
@@ -173,6 +182,13 @@ net_fails_and_comes_back() {
                 date -s '+1 hour' >/dev/null
                 sleep 0.3
                 date -s '-1 hour' >/dev/null
+                ;;
+            cpu)
+                # With the work items and timers that it has.
+                for n in 0 1 0 1; do
+                    echo $n >$cpu1
+                    sleep 0.5
+                done
                 ;;
         esac
         ended_well || { echo "after: $how"; return 1; }

@@ -10,7 +10,7 @@ use crate::verbs::{self, Connect, Context, Cq, DeviceAttr, Mr, Pd, PortAttr, Qp,
 use std::io;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// How many connections have been planned.
 static LIFE: AtomicU32 = AtomicU32::new(0);
@@ -101,6 +101,9 @@ pub struct Endpoint {
     pub leads: bool,
     /// How long one completion may take.
     pub wait: Duration,
+    /// How long QPs that the device refuses to connect are tried again: where the network
+    /// fails on purpose, an interface may be down, or its MTU too small, for a moment.
+    pub patience: Duration,
     oob: Mutex<Oob>,
 }
 
@@ -178,6 +181,7 @@ impl Endpoint {
             gid,
             leads,
             wait,
+            patience: Duration::ZERO,
             oob: Mutex::new(oob),
             context,
         })
@@ -185,10 +189,11 @@ impl Endpoint {
 
     /// Opens the device anew, with the same control channel.
     pub fn reopen(self, device: &Device) -> io::Result<Self> {
-        let Endpoint { oob, leads, wait, pd, context, .. } = self;
+        let Endpoint { oob, leads, wait, patience, pd, context, .. } = self;
         // Closed before it is opened again: the device may be on its way out.
         drop((pd, context));
-        Endpoint::open(device, oob.into_inner().unwrap_or_else(|poison| poison.into_inner()), leads, wait)
+        let oob = oob.into_inner().unwrap_or_else(|poison| poison.into_inner());
+        Ok(Endpoint { patience, ..Endpoint::open(device, oob, leads, wait)? })
     }
 
     /// The control channel, for one conversation.
@@ -238,13 +243,24 @@ impl Endpoint {
     pub fn connect(&self, qps: &[Arc<Qp>], tuning: &Tuning) -> io::Result<Vec<Connect>> {
         let connects = self.plan(qps, tuning)?;
         for (qp, connect) in qps.iter().zip(&connects) {
-            qp.to_rtr(connect)?;
+            self.patiently(|| qp.to_rtr(connect))?;
         }
         for (qp, connect) in qps.iter().zip(&connects) {
-            qp.to_rts(connect)?;
+            self.patiently(|| qp.to_rts(connect))?;
         }
         self.barrier("connected")?;
         Ok(connects)
+    }
+
+    /// Calls `step` until it succeeds or the patience is at its end.
+    fn patiently(&self, step: impl Fn() -> io::Result<()>) -> io::Result<()> {
+        let end = Instant::now() + self.patience;
+        loop {
+            match step() {
+                Err(_) if Instant::now() < end => std::thread::sleep(Duration::from_millis(20)),
+                result => return result,
+            }
+        }
     }
 
     /// Exchanges what `connect` needs and leaves the transitions to the caller.

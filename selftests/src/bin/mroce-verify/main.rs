@@ -30,11 +30,13 @@ Without a role, HOST=1 listens and any other HOST connects to the first of PEERS
   --max-message N    bytes that the max_msg_size suite moves at most (default: what the port says)
   --wait N           seconds that one completion may take (default 30)
   --timeout N        ACK timeout of the QPs, 4.096 us << N (default 14)
+  --patience N       seconds that this end goes on trying to connect a QP that its device refuses
+                     to connect, as while the interface is down (default 0)
   --round N          first round of the random suite, to repeat a failure
   --verbose          says what each random round does
   --no-skip          a suite that cannot run here is a failure
 
-All options but role and device are taken from the connecting end. Results are KTAP, on the
+All options but role, device and patience are taken from the connecting end. Results are KTAP, on the
 connecting end; the exit status is 0 for success, 1 for failure, 2 for a wrong command line.
 ";
 
@@ -250,13 +252,17 @@ fn main() {
         max_message: args.size("--max-message").unwrap_or(u64::MAX),
     };
     let wait = Duration::from_secs(args.value("--wait").unwrap_or(30));
+    let patience = Duration::from_secs(args.value("--patience").unwrap_or(0));
     let device = Device::from_args(&mut args);
     let role = Role::from_args(&mut args);
     args.finish();
-    let status =
-        endpoint::run(&role, &device, wait, |ep| end(&ep, &run, &chosen, no_skip)).unwrap_or_else(|error| {
-            eprintln!("mroce-verify: {error}");
-            1
-        });
+    let work = |mut ep: Endpoint| {
+        ep.patience = patience;
+        end(&ep, &run, &chosen, no_skip)
+    };
+    let status = endpoint::run(&role, &device, wait, work).unwrap_or_else(|error| {
+        eprintln!("mroce-verify: {error}");
+        1
+    });
     std::process::exit(status);
 }
