@@ -18,10 +18,10 @@ use metaroce::proto::api::{
 };
 use metaroce::proto::congestion::Shares;
 use metaroce::proto::connection::{
-    stateless_reply, Config, Connection, ConnectionState, Ids, PAYLOAD_MTU_MIN,
+    stateless_reply, Config, Connection, ConnectionState, Ids, PlaneState, PAYLOAD_MTU_MIN,
 };
 use metaroce::proto::stream::{State, Stream, StreamAttr};
-use metaroce::proto::wire::{HandshakeKey, Packet, HANDSHAKE_LEN};
+use metaroce::proto::wire::{HandshakeKey, Packet, PlaneAddress, HANDSHAKE_LEN};
 use std::collections::VecDeque;
 
 /// Packets of a direction that are under way or remembered.
@@ -163,6 +163,27 @@ impl End {
         }
     }
 
+    /// Names those planes of the device that `which` has bits for; the lowest drains with bit
+    /// 7. Some may be somebody else's.
+    fn set_planes(&mut self, now: Time, which: u8, wrong: bool) {
+        let mut planes = [PlaneAddress::default(); 7];
+        let mut n = 0;
+        for id in (0..7).filter(|id| which & 1 << id != 0) {
+            let mut gid = gid(self.index);
+            gid[15] ^= id << 3;
+            gid[1] ^= u8::from(wrong && id % 3 == 1);
+            planes[n] = PlaneAddress {
+                id,
+                draining: n == 0 && which & 0x80 != 0,
+                gid,
+            };
+            n += 1;
+        }
+        let memory = Connection::plane_memory().expect("memory");
+        drop(self.core.allow_planes(memory));
+        self.core.set_planes(now, &planes[..n]);
+    }
+
     fn detach(&mut self, now: Time) {
         let Some(id) = self.stream.take() else {
             return;
@@ -229,7 +250,7 @@ impl End {
         }
         let info = RxInfo {
             ce,
-            plane: 0,
+            plane: (sent.header.len() % 10) as u8,
             payload_len: sent.payload + (sent.header.len() - packet.header_len()) as u32,
         };
         match self.core.receive(now, &packet, &info, &mut self.qp) {
@@ -323,6 +344,13 @@ impl End {
 
     fn sent(&self, tx: &Transmit) -> Sent {
         let len = usize::from(tx.header_len);
+        // An address that nobody has proved gets nothing but questions.
+        let plane = self.core.plane(tx.plane).expect("a plane that is there");
+        let probe = tx.header[0] & 0xf == 2;
+        assert!(
+            plane.state != PlaneState::Tried || probe || tx.plane == 0,
+            "sprayed"
+        );
         assert!((16..=HEADER_MAX).contains(&len));
         let header = tx.header[..len].to_vec();
         let payload = match tx.payload {
@@ -770,7 +798,9 @@ impl World {
                 let e = &mut self.ends[i];
                 if e.core.report_is_due(now) {
                     e.shares.set_kbit(u32::from(pick.u16()) * 1000);
-                    e.core.report(now, &mut e.shares);
+                    for plane in e.core.planes().map(|p| p.local).collect::<Vec<_>>() {
+                        e.core.report_on(now, plane, &mut e.shares);
+                    }
                 }
                 self.drain(i);
             }
@@ -826,6 +856,16 @@ impl World {
                     self.ends[i].attach(&self.setup, now);
                     self.drain(i);
                 }
+            }
+            29 => {
+                let which = pick.u8();
+                let e = &mut self.ends[i];
+                if code & 0x20 != 0 && which & 0x40 != 0 {
+                    e.core.plane_full(which & 7, which & 8 != 0);
+                } else {
+                    e.set_planes(now, which, code & 0x40 != 0);
+                }
+                self.drain(i);
             }
             _ => self.pass(1 << (10 + u32::from(pick.u8()) % 20), true),
         }

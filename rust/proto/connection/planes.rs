@@ -313,11 +313,19 @@ impl Connection {
         for p in planes.iter().filter(|p| p.is_unicast()) {
             own.push(*p);
         }
+        let local_gid = self.ids.local_gid;
+        if own.has == 0 && self.roster.own.has != 0 {
+            // Somewhere it is: an announcement without planes says nothing.
+            own.push(PlaneAddress {
+                id: self.planes.first().map_or(0, |p| p.local),
+                draining: false,
+                gid: local_gid,
+            });
+        }
         if own.same(&self.roster.own) {
             return;
         }
         self.roster.own = own;
-        let local_gid = self.ids.local_gid;
         let home = own.iter().find(|p| p.gid == local_gid).map(|p| p.id);
         if let (Some(plane), Some(id)) = (self.planes.first_mut(), home) {
             plane.local = id;
