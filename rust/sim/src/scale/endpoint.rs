@@ -435,8 +435,13 @@ impl End {
     /// The port has room: those that wait send in turn.
     pub(crate) fn nic(&mut self, net: &mut Net) {
         self.nic_armed = false;
-        // Each once: with several planes it may have to wait for another one.
-        for _ in 0..self.waiting.len() {
+        // With several planes each once: it may have to wait for another one.
+        let most = if self.by_core() {
+            self.waiting.len()
+        } else {
+            usize::MAX
+        };
+        for _ in 0..most {
             if self.is_full(net) {
                 break;
             }
