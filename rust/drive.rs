@@ -63,6 +63,7 @@ use crate::{
     },
     verbs::{
         device::DeviceInner,
+        extension::History,
         qp::{CopyPlan, Notify, QpInner},
     },
 };
@@ -138,20 +139,13 @@ impl From<wire::HandshakeKey> for Key {
 pub struct Table {
     /// When the next answer to a stranger is due at the rate that is allowed, ns.
     answers: AtomicU64,
+    /// Connections that were made.
+    made: AtomicU64,
     /// Held while a connection is looked up or made, so that a pair gets one.
     #[pin]
     connecting: Mutex<()>,
     #[pin]
     slots: SpinLock<Slots>,
-    /// Room for an answer to a stranger; whoever writes one takes it meanwhile.
-    #[pin]
-    reply: SpinLock<Option<os::Box<Reply>>>,
-}
-
-/// A packet without payload: too large for a stack that others have already used.
-struct Reply {
-    tx: Transmit,
-    frags: Frags,
 }
 
 struct Slots {
@@ -166,17 +160,13 @@ const INDEX_MASK: u64 = (1 << INDEX_BITS) - 1;
 
 impl Table {
     /// An empty table.
-    pub fn new() -> Result<impl PinInit<Self>> {
-        let reply = os::try_box(Reply {
-            tx: Transmit::new(),
-            frags: Frags::new(),
-        })?;
-        Ok(pin_init!(Self {
+    pub fn new() -> impl PinInit<Self> {
+        pin_init!(Self {
             answers: AtomicU64::new(0),
+            made: AtomicU64::new(0),
             connecting <- new_mutex!(()),
             slots <- new_spinlock!(Slots { conns: os::Vec::new(), closed: false }),
-            reply <- new_spinlock!(Some(reply)),
-        }))
+        })
     }
 
     /// Whether one more answer to somebody who has proven nothing may go.
@@ -266,6 +256,8 @@ pub struct Conn {
     pub cid: u64,
     /// What it connects.
     pub key: Key,
+    /// Names it for programs, from 1: the id is the peer's to know.
+    pub number: u64,
     device: Arc<DeviceInner>,
     flow: Flow,
     #[pin]
@@ -308,6 +300,8 @@ struct State {
     /// The QP of each stream.
     qps: os::Vec<Option<Arc<QpInner>>>,
     held: Held,
+    /// What has become of its paths.
+    history: History,
     /// The right to send; see the top of this file.
     batch: Option<os::Box<Batch>>,
     /// Input came while somebody else was sending.
@@ -593,49 +587,49 @@ impl Arrival {
 }
 
 /// Answers what concerns no connection, without keeping anything.
+/// Out of line: it has a packet of its own on the stack, which every received packet would
+/// have to pay for.
+#[inline(never)]
 fn reply_without_state(device: &Arc<DeviceInner>, packet: &Packet<'_>, skb: &Skb) {
-    let room = device.table.reply.lock().take();
-    // Another CPU has it: this one counts as lost, and the peer asks again.
-    let Some(mut reply) = room else {
-        return device.count_drop(wire::Drop::NoConnection);
-    };
-    answer(device, packet, skb, &mut reply);
-    *device.table.reply.lock() = Some(reply);
-}
-
-fn answer(device: &Arc<DeviceInner>, packet: &Packet<'_>, skb: &Skb, reply: &mut Reply) {
-    let Reply { tx, frags } = reply;
+    let mut tx = Transmit::new();
     let seen = wire::HandshakeKey {
         source: skb.source(),
         destination: skb.destination(),
         dscp: skb.traffic_class() >> 2,
     };
     let now = net::now();
-    if !connection::stateless_reply(packet, &seen, &device.secret, now, tx)
+    if !connection::stateless_reply(packet, &seen, &device.secret, now, &mut tx)
         || !device.table.may_answer(now)
     {
         return device.count_drop(wire::Drop::NoConnection);
     }
     tx.source_port = skb.source_port();
     // A reply that cannot be sent is as good as lost; the peer asks again.
-    let _ = Flow::answering(&device.port, skb).xmit(tx, frags);
+    let _ = Flow::answering(&device.port, skb).xmit(&tx, &mut Frags::new());
 }
 
 impl Conn {
-    fn new(device: &Arc<DeviceInner>, cid: u64, key: Key, flow: Flow) -> Result<Arc<Self>> {
+    fn new(
+        device: &Arc<DeviceInner>,
+        cid: u64,
+        key: Key,
+        flow: Flow,
+        paths: u8,
+    ) -> Result<Arc<Self>> {
         let ids = connection::Ids {
             local_cid: cid,
             local_gid: key.local,
             remote_gid: key.remote,
             dscp: key.dscp,
         };
-        let core = Connection::new(&device.connection_config(&flow), ids, net::now())?;
+        let core = Connection::new(&device.connection_config(&flow, paths), ids, net::now())?;
         let state = State {
             core,
             qps: os::Vec::new(),
             held: Held {
                 packets: os::Vec::with_capacity(HELD)?,
             },
+            history: History::new()?,
             batch: Some(Batch::new()?),
             more: false,
             armed: Time::MAX,
@@ -650,6 +644,7 @@ impl Conn {
             pin_init!(Self {
                 cid,
                 key,
+                number: device.table.made.fetch_add(1, Ordering::Relaxed) + 1,
                 device: device.clone(),
                 flow,
                 state <- new_spinlock!(state),
@@ -866,7 +861,11 @@ impl Conn {
     /// there is something to do outside the lock, or more to come.
     fn events(&self, state: &mut State, batch: &mut Batch, now: Time) -> bool {
         let State {
-            core, qps, held, ..
+            core,
+            qps,
+            held,
+            history,
+            ..
         } = state;
         batch.jobs.clear();
         let mut any = false;
@@ -878,6 +877,14 @@ impl Conn {
                 return any;
             };
             any = true;
+            match event {
+                Event::PathChanged { path } => {
+                    path_changed(core, qps, history, batch, now, path);
+                    continue;
+                }
+                Event::ConnectionUp => history.begin(core.paths()),
+                _ => {}
+            }
             self.event(core, qps, held, batch, now, event);
         }
         true
@@ -893,7 +900,6 @@ impl Conn {
         event: Event,
     ) {
         match event {
-            Event::PathChanged { .. } => return,
             Event::ConnectionUp => {
                 let bare = core.crc() && (!self.flow.is_ipv6() || core.zero_checksum6());
                 let within = core.peer_instance().is_some_and(net::is_of_this_machine);
@@ -1034,6 +1040,27 @@ impl Conn {
     }
 }
 
+/// Remembers what has become of a path, and tells those who listen.
+fn path_changed(
+    core: &Connection,
+    qps: &[Option<Arc<QpInner>>],
+    history: &mut History,
+    batch: &mut Batch,
+    now: Time,
+    path: u8,
+) {
+    let Some(path) = core.paths().nth(usize::from(path)) else {
+        return;
+    };
+    if history.record(now, &path) {
+        for stream in history.listeners() {
+            if let Some(qp) = qp_of(qps, *stream) {
+                qp.path_changed(&mut batch.notify);
+            }
+        }
+    }
+}
+
 /// The stream that an event is about.
 fn stream_of(event: &Event) -> Option<StreamId> {
     match *event {
@@ -1119,6 +1146,7 @@ pub fn connect(
     qp: &Arc<QpInner>,
     key: Key,
     flow: Flow,
+    paths: u8,
     mut stream: os::Box<stream::Stream>,
 ) -> core::result::Result<Attachment, (Error, os::Box<stream::Stream>)> {
     let device = &qp.device;
@@ -1135,7 +1163,7 @@ pub fn connect(
                 flow = rest;
                 conn
             }
-            (None, Some(flow)) => match device.table.insert(device, key, flow) {
+            (None, Some(flow)) => match device.table.insert(device, key, flow, paths) {
                 Ok(conn) => conn,
                 Err(e) => return Err((e, stream)),
             },
@@ -1157,7 +1185,13 @@ impl Table {
     /// Makes a connection. The caller holds `connecting`.
     /// Out of line, so that its frame is gone when the first packets are sent.
     #[inline(never)]
-    fn insert(&self, device: &Arc<DeviceInner>, key: Key, flow: Flow) -> Result<Arc<Conn>> {
+    fn insert(
+        &self,
+        device: &Arc<DeviceInner>,
+        key: Key,
+        flow: Flow,
+        paths: u8,
+    ) -> Result<Arc<Conn>> {
         // Only `connecting`'s holder fills slots: an empty one stays empty.
         let (free, len) = {
             let _bh = bh::disable();
@@ -1190,7 +1224,7 @@ impl Table {
             }
         };
         let cid = (net::random_u64() & !INDEX_MASK) | index as u64;
-        let conn = Conn::new(device, cid, key, flow)?;
+        let conn = Conn::new(device, cid, key, flow, paths)?;
         let _bh = bh::disable();
         let mut slots = self.slots.lock();
         if slots.closed {
@@ -1281,6 +1315,27 @@ pub struct Summary {
 }
 
 impl Attachment {
+    /// Looks at the connection as it is now. Process context; `f` runs under its lock.
+    pub fn inspect(&self, f: &mut dyn FnMut(&Conn, &Connection, &History)) {
+        let _bh = bh::disable();
+        let state = self.conn.state.lock();
+        f(&self.conn, &state.core, &state.history);
+    }
+
+    /// The QP is told what becomes of paths. `ENOSPC`: too many are.
+    pub fn listen(&self) -> Result {
+        let _bh = bh::disable();
+        let mut state = self.conn.state.lock();
+        state.history.listen(self.stream)
+    }
+
+    /// It is not any more.
+    pub fn unlisten(&self) {
+        let _bh = bh::disable();
+        let mut state = self.conn.state.lock();
+        state.history.unlisten(self.stream);
+    }
+
     /// What is shown of the connection. Process context.
     pub fn summary(&self) -> Summary {
         let mut sum = Summary {
@@ -1388,9 +1443,14 @@ impl Attachment {
             let _bh = bh::disable();
             let mut state = self.conn.state.lock();
             let State {
-                core, qps, held, ..
+                core,
+                qps,
+                held,
+                history,
+                ..
             } = &mut *state;
             let stream = core.detach(net::now(), self.stream);
+            history.unlisten(self.stream);
             let mut i = 0;
             while let Some(token) = held.packets.get(i).map(|p| p.token) {
                 if token.stream != self.stream {

@@ -6,6 +6,9 @@
  */
 #include "bindings/bindings_helper.h"
 
+#define UVERBS_MODULE_NAME metaroce
+#include <rdma/uverbs_named_ioctl.h>
+
 /* rtnl and reference counts */
 void metaroce_dev_hold(struct net_device *dev)
 {
@@ -573,4 +576,83 @@ void metaroce_nla_nest_cancel(struct sk_buff *msg, struct nlattr *nest)
 unsigned int metaroce_online_cpus(void)
 {
 	return num_online_cpus();
+}
+
+/* Extensions: methods of METAROCE_OBJECT_QP (kernel_ext/ib_dv.rs) */
+struct ib_qp *metaroce_bundle_qp(const struct uverbs_attr_bundle *bundle, u16 id)
+{
+	return uverbs_attr_get_obj(bundle, id);
+}
+
+int metaroce_bundle_len(const struct uverbs_attr_bundle *bundle, u16 id)
+{
+	return uverbs_attr_get_len(bundle, id);
+}
+
+int metaroce_bundle_in(const struct uverbs_attr_bundle *bundle, u16 id, void *to, size_t size)
+{
+	return _uverbs_copy_from_or_zero(to, bundle, id, size);
+}
+
+int metaroce_method_query(struct uverbs_attr_bundle *bundle);
+int metaroce_method_modify(struct uverbs_attr_bundle *bundle);
+int metaroce_method_transitions(struct uverbs_attr_bundle *bundle);
+
+static int UVERBS_HANDLER(METAROCE_METHOD_QUERY)(struct uverbs_attr_bundle *bundle)
+{
+	return metaroce_method_query(bundle);
+}
+
+static int UVERBS_HANDLER(METAROCE_METHOD_MODIFY)(struct uverbs_attr_bundle *bundle)
+{
+	return metaroce_method_modify(bundle);
+}
+
+static int UVERBS_HANDLER(METAROCE_METHOD_TRANSITIONS)(struct uverbs_attr_bundle *bundle)
+{
+	return metaroce_method_transitions(bundle);
+}
+
+DECLARE_UVERBS_NAMED_METHOD(METAROCE_METHOD_QUERY,
+			    UVERBS_ATTR_IDR(METAROCE_QUERY_QP, UVERBS_OBJECT_QP,
+					    UVERBS_ACCESS_READ, UA_MANDATORY),
+			    UVERBS_ATTR_PTR_OUT(METAROCE_QUERY_CONNECTION, UVERBS_ATTR_MIN_SIZE(8),
+						UA_MANDATORY),
+			    UVERBS_ATTR_PTR_IN(METAROCE_QUERY_PATH_SIZE, UVERBS_ATTR_TYPE(u32),
+					       UA_OPTIONAL),
+			    UVERBS_ATTR_PTR_OUT(METAROCE_QUERY_PATHS, UVERBS_ATTR_MIN_SIZE(1),
+						UA_OPTIONAL));
+
+DECLARE_UVERBS_NAMED_METHOD(METAROCE_METHOD_MODIFY,
+			    UVERBS_ATTR_IDR(METAROCE_MODIFY_QP, UVERBS_OBJECT_QP,
+					    UVERBS_ACCESS_READ, UA_MANDATORY),
+			    UVERBS_ATTR_PTR_IN(METAROCE_MODIFY_ATTR,
+					       UVERBS_ATTR_STRUCT(struct metaroce_qp_attr, events),
+					       UA_MANDATORY));
+
+DECLARE_UVERBS_NAMED_METHOD(METAROCE_METHOD_TRANSITIONS,
+			    UVERBS_ATTR_IDR(METAROCE_TRANSITIONS_QP, UVERBS_OBJECT_QP,
+					    UVERBS_ACCESS_READ, UA_MANDATORY),
+			    UVERBS_ATTR_PTR_IN(METAROCE_TRANSITIONS_FROM, UVERBS_ATTR_TYPE(u64),
+					       UA_MANDATORY),
+			    UVERBS_ATTR_PTR_IN(METAROCE_TRANSITIONS_SIZE, UVERBS_ATTR_TYPE(u32),
+					       UA_MANDATORY),
+			    UVERBS_ATTR_PTR_OUT(METAROCE_TRANSITIONS_LIST, UVERBS_ATTR_MIN_SIZE(1),
+						UA_MANDATORY),
+			    UVERBS_ATTR_PTR_OUT(METAROCE_TRANSITIONS_COUNT, UVERBS_ATTR_TYPE(u32),
+						UA_MANDATORY));
+
+DECLARE_UVERBS_GLOBAL_METHODS(METAROCE_OBJECT_QP,
+			      &UVERBS_METHOD(METAROCE_METHOD_QUERY),
+			      &UVERBS_METHOD(METAROCE_METHOD_MODIFY),
+			      &UVERBS_METHOD(METAROCE_METHOD_TRANSITIONS));
+
+static const struct uapi_definition metaroce_definitions[] = {
+	UAPI_DEF_CHAIN_OBJ_TREE_NAMED(METAROCE_OBJECT_QP),
+	{},
+};
+
+void metaroce_set_definitions(struct ib_device *dev)
+{
+	dev->driver_def = metaroce_definitions;
 }

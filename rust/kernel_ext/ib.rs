@@ -10,7 +10,12 @@
 //!
 //! C header: `include/rdma/ib_verbs.h`.
 
-use super::{ib_attr::*, net::NetDev, restrack::Details};
+use super::{
+    ib_attr::*,
+    ib_dv::{Arguments, Method},
+    net::NetDev,
+    restrack::Details,
+};
 use crate::{bindings, queue::Memory};
 use ::core::{
     fmt::Write,
@@ -123,6 +128,8 @@ pub trait Operations: Send + Sync + Sized + 'static {
     fn destroy_qp(&self, qp: &Self::Qp);
     /// The send doorbell.
     fn doorbell(&self, qp: &Self::Qp) -> Result;
+    /// A method of the driver's own.
+    fn extension(&self, qp: &Self::Qp, method: Method, arguments: &Arguments<'_>) -> Result;
 
     /// Adds to what the core shows of a QP.
     fn show_qp(&self, qp: &Self::Qp, out: &mut Details<'_>) -> Result;
@@ -613,6 +620,7 @@ pub fn add_link<T: Operations>(
             *to = *from;
         }
         (*raw).name_assign_type = bindings::rdma_nl_name_assign_type_RDMA_NAME_ASSIGN_TYPE_USER;
+        bindings::metaroce_set_definitions(raw);
         // Copies the table; from here on `dealloc_driver` drops the data.
         bindings::ib_set_device_ops(raw, &*ops);
         let mut r = bindings::ib_device_set_netdev(raw, netdev.as_ptr(), PORT);
@@ -753,6 +761,21 @@ unsafe extern "C" fn new_link_callback<T: Link>(
 /// Touches nothing.
 unsafe extern "C" fn del_link_callback(_raw: *mut bindings::ib_device) -> c_int {
     0
+}
+
+/// A QP, and the data of its device.
+///
+/// # Safety
+///
+/// `raw` is a QP of a device of `T`, and alive.
+pub(super) unsafe fn qp_of<'a, T: Operations>(raw: *mut bindings::ib_qp) -> (&'a T, &'a T::Qp) {
+    // SAFETY: guaranteed by the caller.
+    unsafe {
+        (
+            VTable::<T>::device((*raw).device),
+            &QpShell::<T>::value(raw).0,
+        )
+    }
 }
 
 /// The table of callbacks.

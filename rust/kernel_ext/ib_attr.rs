@@ -79,6 +79,7 @@ pub enum QpEvent {
     Established = bindings::ib_event_type_IB_EVENT_COMM_EST,
     Drained = bindings::ib_event_type_IB_EVENT_SQ_DRAINED,
     LastWqe = bindings::ib_event_type_IB_EVENT_QP_LAST_WQE_REACHED,
+    PathChanged = bindings::ib_event_type_IB_EVENT_PATH_MIG,
 }
 
 /// What a device can do.

@@ -7,6 +7,7 @@ pub mod crc;
 pub mod dst;
 pub mod ib;
 pub mod ib_attr;
+pub mod ib_dv;
 pub mod ids;
 #[cfg(CONFIG_KUNIT = "y")]
 mod kunit;

@@ -8,6 +8,7 @@
 //! ring can hold. Whatever a program writes into its rings, it harms itself only.
 
 mod abi;
+pub mod dv;
 mod order;
 mod ring;
 

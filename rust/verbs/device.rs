@@ -5,7 +5,7 @@
 #![forbid(unsafe_code)]
 
 use super::{
-    counters::Counters, cq::Cq, link::Params, mr::Mr, pd::Pd, port, qp::Qp, srq::Srq,
+    counters::Counters, cq::Cq, extension, link::Params, mr::Mr, pd::Pd, port, qp::Qp, srq::Srq,
     ucontext::Context, MAX_CQE, MAX_RD_ATOMIC, MAX_SGE, MAX_WR,
 };
 use crate::{
@@ -14,6 +14,7 @@ use crate::{
         bh,
         ib::{Back, Operations, QpInit, RawDevice, StatDesc, Udata},
         ib_attr::{DeviceAttr, MrAttr, MrRereg, PortAttr, QpAttr, QpCap, SrqAttr},
+        ib_dv::{Arguments, Method},
         ids::Ids,
         net::{NetDev, NetdevEvent},
         restrack::Details,
@@ -99,7 +100,6 @@ impl DeviceInner {
         params: Params,
     ) -> Result<Driver> {
         let regions = mem::Table::new()?;
-        let table = drive::Table::new()?;
         let port = Port::new()?;
         // The line's rate is looked up for each QP that connects.
         let shares = Shares::new(0, SENDERS)?;
@@ -114,7 +114,7 @@ impl DeviceInner {
                 guid,
                 params,
                 port,
-                table <- table,
+                table <- drive::Table::new(),
                 regions,
                 qpns <- Ids::new(FIRST_QPN, LAST_QPN, first),
                 domains: AtomicU64::new(1),
@@ -151,12 +151,12 @@ impl DeviceInner {
         port::active_mtu(self.port.mtu())
     }
 
-    /// What a new connection over `flow` is like.
-    pub fn connection_config(&self, flow: &Flow) -> connection::Config {
+    /// What a new connection over `flow`, with so many paths, is like.
+    pub fn connection_config(&self, flow: &Flow, paths: u8) -> connection::Config {
         connection::Config {
             netdev_mtu: flow.mtu(),
             ipv6: flow.is_ipv6(),
-            paths: self.params.paths,
+            paths,
             crc: self.params.crc,
             zero_checksum6: false,
             path_records: PATH_RECORDS,
@@ -350,6 +350,10 @@ impl Operations for Driver {
 
     fn doorbell(&self, qp: &Qp) -> Result {
         qp.doorbell()
+    }
+
+    fn extension(&self, qp: &Qp, method: Method, arguments: &Arguments<'_>) -> Result {
+        extension::call(qp, method, arguments)
     }
 
     fn show_qp(&self, qp: &Qp, out: &mut Details<'_>) -> Result {

@@ -44,6 +44,7 @@
 pub mod counters;
 pub mod cq;
 pub mod device;
+pub mod extension;
 pub mod link;
 pub mod mr;
 pub mod notify;

@@ -17,6 +17,7 @@
 use super::{
     cq::{mmap_of, CqInner},
     device::{DeviceInner, Driver},
+    extension,
     rq::RecvQueue,
     sq::SendQueue,
     srq::SrqInner,
@@ -33,11 +34,15 @@ use crate::{
     },
     mem::{access, Atomic, Bytes, Frags, Refused, Scatter, MAX_INLINE},
     net::{Flow, FlowInit, Skb},
+    os,
     proto::{
         api::{Event, Fault, Opcode, Placed, Placement, SendWr, Status, Target, Time},
         stream::{self, Stream, StreamAttr},
     },
-    queue::{Cqe, CreateQpReq, CreateQpResp, Mmap, WorkRing},
+    queue::{
+        dv::{self, ConnectionInfo, Transition},
+        Cqe, CreateQpReq, CreateQpResp, Mmap, WorkRing,
+    },
 };
 use ::core::{
     net::Ipv6Addr,
@@ -78,6 +83,16 @@ mod event {
     pub(super) const LAST_WQE: u32 = 1 << 5;
     /// A CQ overflowed: the QP has to go to ERR.
     pub(super) const FAIL: u32 = 1 << 6;
+    pub(super) const PATHS: u32 = 1 << 7;
+}
+
+/// Values of [`QpInner::listening`].
+mod listening {
+    pub(super) const NO: u32 = 0;
+    /// The next transition of a path is told.
+    pub(super) const ARMED: u32 = 1;
+    /// One was told, and nothing has been read since.
+    pub(super) const TOLD: u32 = 2;
 }
 
 /// What the program sees as a QP.
@@ -117,6 +132,12 @@ pub struct QpInner {
     copies: AtomicU32,
     /// Events that the program does not know yet.
     pending: AtomicU32,
+    /// Paths of the connection that it makes; 0: as the device has it.
+    wanted_paths: AtomicU32,
+    /// [`dv::ORDERING_RELAXED`] or 0.
+    ordering: AtomicU32,
+    /// Whether it is told of what becomes of paths; see [`listening`].
+    listening: AtomicU32,
     #[pin]
     sq: SpinLock<SendQueue>,
     #[pin]
@@ -227,6 +248,9 @@ impl Qp {
                 notify_drained: AtomicU32::new(0),
                 copies: AtomicU32::new(0),
                 pending: AtomicU32::new(0),
+                wanted_paths: AtomicU32::new(0),
+                ordering: AtomicU32::new(0),
+                listening: AtomicU32::new(listening::NO),
                 sq <- new_spinlock!(sq),
                 rq <- new_spinlock!(rq),
                 reads <- new_spinlock!(reads),
@@ -323,6 +347,76 @@ impl Qp {
         out.number(c"window", conn.window)?;
         out.number(c"inflight", conn.inflight)?;
         out.number(c"retransmits", conn.retransmits)
+    }
+
+    /// What its connection is like, for programs. `paths` has room for all.
+    pub(super) fn inspect(&self, info: &mut ConnectionInfo, paths: &mut os::Vec<dv::Path>) {
+        let qp = &self.inner;
+        info.now = crate::net::now();
+        info.wanted_paths = qp.wanted_paths.load(Ordering::Relaxed);
+        info.ordering = qp.ordering.load(Ordering::Relaxed);
+        info.events = u32::from(qp.listening.load(Ordering::Relaxed) != listening::NO);
+        if let Some(attachment) = qp.attachment() {
+            extension::inspect(&attachment, info, paths);
+        }
+    }
+
+    /// Transitions of its connection from number `from` on, within the capacity of `list`.
+    /// The next one is told, if it listens.
+    pub(super) fn transitions(&self, from: u64, list: &mut os::Vec<Transition>) {
+        let qp = &self.inner;
+        // First: what comes from here on is told, what came before is read.
+        let _ = qp.listening.compare_exchange(
+            listening::TOLD,
+            listening::ARMED,
+            Ordering::AcqRel,
+            Ordering::Relaxed,
+        );
+        if let Some(attachment) = qp.attachment() {
+            attachment.inspect(&mut |_, _, history| history.read(from, list));
+        }
+    }
+
+    /// Sets what verbs do not know. Either all of it or nothing.
+    pub(super) fn set_extension(&self, attr: &dv::QpAttr) -> Result {
+        let qp = &self.inner;
+        // Against a verb that takes the QP into a connection or out of one.
+        let _verbs = qp.verbs.lock();
+        let attachment = qp.attachment();
+        let has = |bit: u32| attr.mask & bit != 0;
+        if has(dv::mask::PATHS) {
+            if attr.paths as usize > crate::proto::connection::PATHS_MAX {
+                return Err(EINVAL);
+            }
+            if attachment.is_some() {
+                return Err(EISCONN);
+            }
+        }
+        if has(dv::mask::ORDERING) && attr.ordering > dv::ORDERING_RELAXED {
+            return Err(EINVAL);
+        }
+        if has(dv::mask::EVENTS) {
+            match (attr.events, &attachment) {
+                (0, _) => qp.unlisten(),
+                (1, Some(attachment)) => {
+                    // First: what comes once it is on the list is told.
+                    let before = qp.listening.swap(listening::ARMED, Ordering::AcqRel);
+                    if let Err(e) = attachment.listen() {
+                        qp.listening.store(before, Ordering::Release);
+                        return Err(e);
+                    }
+                }
+                (1, None) => return Err(ENOTCONN),
+                _ => return Err(EINVAL),
+            }
+        }
+        if has(dv::mask::PATHS) {
+            qp.wanted_paths.store(attr.paths, Ordering::Relaxed);
+        }
+        if has(dv::mask::ORDERING) {
+            qp.ordering.store(attr.ordering, Ordering::Relaxed);
+        }
+        Ok(())
     }
 
     /// Starts what is in the send ring. `EINVAL` in a state in which nothing may be sent.
@@ -498,6 +592,11 @@ impl QpInner {
         };
         let mut stream = Stream::new(entries, u32::from(attr.max_dest_rd_atomic))?;
         stream.set_attr(&self.stream_attr(&attr));
+        let paths = match self.wanted_paths.load(Ordering::Relaxed) {
+            0 => self.device.paths(),
+            wanted => wanted as usize,
+        };
+        let paths = u8::try_from(paths).map_err(|_| EINVAL)?;
         let flow = Flow::new(FlowInit {
             port: self.device.port.clone(),
             interface: attr.av.ifindex,
@@ -505,7 +604,7 @@ impl QpInner {
             remote: attr.av.dgid,
             traffic_class: attr.av.traffic_class,
             hop_limit: attr.av.hop_limit,
-            paths: self.device.paths(),
+            paths: usize::from(paths),
         })?;
         let key = drive::Key {
             local: attr.av.sgid,
@@ -517,7 +616,7 @@ impl QpInner {
         // Before the first packet can arrive: from here on the core may report an error.
         self.state.store(QpState::Rtr as u32, Ordering::Release);
         self.device.learn_rate();
-        match drive::connect(self, key, flow, stream) {
+        match drive::connect(self, key, flow, paths, stream) {
             Ok(attachment) => {
                 verbs.attr = attr;
                 attachment.set_state(stream::State::Rtr);
@@ -587,6 +686,8 @@ impl QpInner {
         if let Some(attachment) = attachment {
             drop(attachment.disconnect(self));
         }
+        // Whoever listened was taken off the connection's list just now.
+        self.listening.store(listening::NO, Ordering::Release);
         self.wait_for_copies();
         bh::cancel_sync(self);
         let _bh = bh::disable();
@@ -632,6 +733,27 @@ impl QpInner {
         let _bh = bh::disable();
         let attachment = self.attachment.lock().clone();
         attachment
+    }
+
+    /// Is told nothing of paths any more.
+    fn unlisten(&self) {
+        self.listening.store(listening::NO, Ordering::Release);
+        if let Some(attachment) = self.attachment() {
+            attachment.unlisten();
+        }
+    }
+
+    /// A path has changed: the program is told, once until it has read of it.
+    pub fn path_changed(self: &Arc<Self>, notify: &mut Notify) {
+        let told = self.listening.compare_exchange(
+            listening::ARMED,
+            listening::TOLD,
+            Ordering::AcqRel,
+            Ordering::Relaxed,
+        );
+        if told.is_ok() {
+            self.raise(event::PATHS, notify);
+        }
     }
 
     /// The state.
@@ -680,6 +802,7 @@ impl QpInner {
             (event::ACCESS_ERROR, QpEvent::AccessError),
             (event::FATAL, QpEvent::Fatal),
             (event::LAST_WQE, QpEvent::LastWqe),
+            (event::PATHS, QpEvent::PathChanged),
         ] {
             if events & bit != 0 {
                 self.back.event(what);
@@ -797,6 +920,11 @@ impl QpInner {
     /// Whether the target's owner does not look at it before its completion.
     pub fn target_is_relaxed(&self, placement: &Placement) -> bool {
         match placement.target {
+            Target::Remote { .. }
+                if self.ordering.load(Ordering::Relaxed) == dv::ORDERING_RELAXED =>
+            {
+                true
+            }
             Target::Remote { rkey, .. } => self
                 .device
                 .regions

@@ -219,4 +219,165 @@ struct metaroce_cqe {
 	__aligned_u64 cookie;	/* metaroce_create_qp_req.cookie */
 };
 
+/*
+ * Extensions: what libmetaroce offers beside verbs (infiniband/metarocedv.h)
+ * ---------------------------------------------------------------------------
+ * Methods of the uverbs object METAROCE_OBJECT_QP, by ioctl. Each names a QP of
+ * the caller; what it says is about the connection that this QP is in. Structures
+ * grow at their end: both sides give the size they know, what the other does not
+ * know is cut off or 0. Numbers of arrays are bounded by METAROCE_MAX_*.
+ */
+
+/* The driver's part of the numbers of objects, methods and attributes. */
+#define METAROCE_ID(n) (0x1000 + (n))
+
+enum metaroce_objects {
+	METAROCE_OBJECT_QP = METAROCE_ID(0),
+};
+
+enum metaroce_methods {
+	METAROCE_METHOD_QUERY = METAROCE_ID(0),
+	METAROCE_METHOD_MODIFY = METAROCE_ID(1),
+	METAROCE_METHOD_TRANSITIONS = METAROCE_ID(2),
+};
+
+/* An array's elements are as long as the program says (..._SIZE). */
+enum metaroce_query_attrs {
+	METAROCE_QUERY_QP = METAROCE_ID(0),		/* in: handle */
+	METAROCE_QUERY_CONNECTION = METAROCE_ID(1),	/* out: struct metaroce_connection */
+	METAROCE_QUERY_PATH_SIZE = METAROCE_ID(2),	/* in, with PATHS: __u32, bytes of one */
+	METAROCE_QUERY_PATHS = METAROCE_ID(3),		/* out, optional: struct metaroce_path[] */
+};
+
+enum metaroce_modify_attrs {
+	METAROCE_MODIFY_QP = METAROCE_ID(0),		/* in: handle */
+	METAROCE_MODIFY_ATTR = METAROCE_ID(1),		/* in: struct metaroce_qp_attr */
+};
+
+enum metaroce_transitions_attrs {
+	METAROCE_TRANSITIONS_QP = METAROCE_ID(0),	/* in: handle */
+	METAROCE_TRANSITIONS_FROM = METAROCE_ID(1),	/* in: __u64, first number wanted */
+	METAROCE_TRANSITIONS_SIZE = METAROCE_ID(2),	/* in: __u32, bytes of one */
+	METAROCE_TRANSITIONS_LIST = METAROCE_ID(3),	/* out: struct metaroce_transition[] */
+	METAROCE_TRANSITIONS_COUNT = METAROCE_ID(4),	/* out: __u32, how many were copied */
+};
+
+#define METAROCE_MAX_PATHS 64
+/* Transitions that a connection remembers. */
+#define METAROCE_MAX_TRANSITIONS 64
+/* QPs of a connection that listen at the most. */
+#define METAROCE_MAX_LISTENERS 64
+/* Bytes of one element of an array at the most. */
+#define METAROCE_MAX_STRIDE 512
+
+enum metaroce_connection_state {
+	METAROCE_CONNECTION_NONE = 0,	/* the QP is in RESET or INIT */
+	METAROCE_CONNECTION_CONNECTING = 1,
+	METAROCE_CONNECTION_UP = 2,
+	METAROCE_CONNECTION_CLOSING = 3,
+	METAROCE_CONNECTION_CLOSED = 4,
+	METAROCE_CONNECTION_FAILED = 5,
+};
+
+enum metaroce_ordering {
+	/* The last packet of a Write is copied when all before it is in place. */
+	METAROCE_ORDERING_STRICT = 0,
+	/* As for memory registered with IBV_ACCESS_RELAXED_ORDERING, whatever it says. */
+	METAROCE_ORDERING_RELAXED = 1,
+};
+
+/* Sums are those of the connection since it was made, of all its QPs. */
+struct metaroce_connection {
+	__aligned_u64 number;		/* names it in the device; 0: there is none */
+	__aligned_u64 now;		/* ns, CLOCK_MONOTONIC */
+	__aligned_u64 next_transition;	/* number of the transition that comes next */
+	__u8 local_gid[16];
+	__u8 remote_gid[16];
+	__u32 state;			/* enum metaroce_connection_state */
+	__u32 dscp;
+	__u32 paths;			/* agreed on; 0 while it is not up */
+	__u32 paths_good;
+	__u32 qps;
+	__u32 payload_mtu;		/* bytes of a full packet */
+	__aligned_u64 window;		/* bytes, of good paths */
+	__aligned_u64 inflight;		/* bytes */
+	__aligned_u64 share;		/* kbit/s that the peer grants; 0: no limit */
+	__aligned_u64 sent_packets;	/* for the first time */
+	__aligned_u64 sent_bytes;
+	__aligned_u64 rcvd_packets;
+	__aligned_u64 rcvd_bytes;
+	__aligned_u64 resent_packets;
+	__aligned_u64 spurious;		/* of these, those that were unnecessary */
+	__aligned_u64 moved_packets;	/* to another path */
+	__aligned_u64 ce_rcvd;		/* received with the mark CE */
+	__aligned_u64 ce_echoed;	/* own packets that the peer received with it */
+	__aligned_u64 window_cuts;
+	/* Of this QP: what METAROCE_METHOD_MODIFY has set. */
+	__u32 wanted_paths;		/* 0: as the device has it */
+	__u32 ordering;			/* enum metaroce_ordering */
+	__u32 events;			/* 1: it listens */
+	__u32 reserved;
+};
+
+enum metaroce_path_state {
+	METAROCE_PATH_GOOD = 0,
+	METAROCE_PATH_SUSPECT = 1,	/* silent while others are not: its packets move */
+	METAROCE_PATH_FAILED = 2,	/* left: another port, probed */
+};
+
+struct metaroce_path {
+	__u32 path;
+	__u32 plane;
+	__u32 state;			/* enum metaroce_path_state */
+	__u32 port;			/* UDP source port */
+	__u32 epoch;
+	__u32 failures;			/* times it was left */
+	__u32 window;			/* bytes */
+	__u32 inflight;			/* bytes */
+	__aligned_u64 srtt;		/* ns, smoothed; 0: unknown */
+	__aligned_u64 min_rtt;		/* ns, of the last seconds; 0: unknown */
+	__aligned_u64 packets;		/* sent for the first time */
+	__aligned_u64 bytes;		/* of these */
+	__aligned_u64 resent;		/* over it, after they were lost on it */
+	__aligned_u64 moved;		/* sent again over another path, since it was silent */
+	__aligned_u64 ce;		/* own packets that the peer received with the mark CE */
+	__aligned_u64 received;		/* packets received over it */
+	__u32 threshold;		/* packets of reordering that are no loss */
+	__u32 reserved;
+};
+
+/* A path has changed its state or its port. */
+struct metaroce_transition {
+	__aligned_u64 number;		/* from 0, without gaps; lower ones may be forgotten */
+	__aligned_u64 time;		/* ns, CLOCK_MONOTONIC */
+	__u32 path;
+	__u32 plane;
+	__u32 from_state;		/* enum metaroce_path_state */
+	__u32 to_state;
+	__u32 from_port;
+	__u32 to_port;
+};
+
+enum metaroce_qp_attr_mask {
+	METAROCE_QP_PATHS = 1 << 0,	/* before RTR: EISCONN later */
+	METAROCE_QP_ORDERING = 1 << 1,
+	METAROCE_QP_EVENTS = 1 << 2,	/* from RTR on: ENOTCONN before; ends with RESET */
+};
+
+struct metaroce_qp_attr {
+	__u32 mask;			/* enum metaroce_qp_attr_mask: what is set */
+	/*
+	 * Paths of the connection that this QP makes, 1 to METAROCE_MAX_PATHS (the peer may
+	 * want fewer), 0: as the device has it. A connection that is there already stays.
+	 */
+	__u32 paths;
+	__u32 ordering;			/* enum metaroce_ordering, of Writes to this QP */
+	/*
+	 * 1: IBV_EVENT_PATH_MIG is raised at the next transition, and then not before
+	 * transitions were read (METAROCE_METHOD_TRANSITIONS) with this QP. ENOSPC: there are
+	 * METAROCE_MAX_LISTENERS. 0: no more.
+	 */
+	__u32 events;
+};
+
 #endif /* METAROCE_ABI_USER_H */

@@ -1094,6 +1094,7 @@ impl Connection {
                 packets: p.stats.packets,
                 bytes: p.stats.bytes,
                 resent: p.stats.resent,
+                moved: p.stats.moved,
                 received: p.stats.received,
                 ce: p.stats.ce,
                 failures: p.stats.failures,

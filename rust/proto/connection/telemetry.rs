@@ -105,6 +105,8 @@ pub struct PathInfo {
     pub bytes: u64,
     /// Resends.
     pub resent: u64,
+    /// Packets that another path took over.
+    pub moved: u64,
     /// Packets received.
     pub received: u64,
     /// Own packets that were marked.

@@ -268,6 +268,9 @@ impl Connection {
                 self.rescue.content = Some(c);
                 self.rescue.used |= 1u64 << (i & 63);
             }
+            if let Some(donor) = self.paths.get_mut(d as usize) {
+                donor.stats.moved = donor.stats.moved.wrapping_add(1);
+            }
             self.counters.moved = self.counters.moved.wrapping_add(1);
             self.begin_resend(now, payload, out);
             self.finish_data(now, i, sequence, timestamp, len, &header, out);

@@ -109,6 +109,7 @@ pub(crate) struct PathStats {
     pub(crate) packets: u64,
     pub(crate) bytes: u64,
     pub(crate) resent: u64,
+    pub(crate) moved: u64,
     pub(crate) received: u64,
     pub(crate) ce: u64,
     pub(crate) failures: u32,
