@@ -128,8 +128,8 @@ fn main() {
         .args(common)
         .args(["--allowlist-type", "(verbs|ibv|ib_uverbs)_.*"])
         .args(["--allowlist-function", "_?(verbs|ibv_cmd)_.*|__verbs_log"])
-        .args(["--allowlist-function", "m(map|unmap|advise)|write|syscall|calloc|free|abort|clock_gettime|__errno_location|dprintf|snprintf"])
-        .args(["--allowlist-var", "(IBV|VERBS|IB_USER_VERBS|IB_UVERBS)_.*|E[A-Z0-9]+"])
+        .args(["--allowlist-function", "m(map|unmap|advise)|ioctl|write|syscall|calloc|free|abort|clock_gettime|__errno_location|dprintf|snprintf"])
+        .args(["--allowlist-var", "(IBV|VERBS|IB_USER_VERBS|IB_UVERBS|UVERBS_ATTR)_.*|E[A-Z0-9]+"])
         .args(["--allowlist-var", "(PROT|MAP|MADV|FUTEX)_.*|CLOCK_MONOTONIC|SYS_futex|METAROCE_.*"])
         .arg("--output")
         .arg(out.join("verbs.rs"))
@@ -148,6 +148,9 @@ fn main() {
         .arg(out.join("abi.rs"))
         .arg(&header));
 
+    // Programs link to it by this name; what it exports is in metaroce.map (see `link-cc`).
+    println!("cargo::rerun-if-changed=metaroce.map");
+    println!("cargo::rustc-cdylib-link-arg=-Wl,-soname,libmetaroce.so.1");
     println!("cargo::rustc-link-lib=dylib=ibverbs");
     println!("cargo::rustc-link-lib=dylib=c");
 }

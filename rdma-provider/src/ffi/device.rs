@@ -69,6 +69,17 @@ pub(crate) static verbs_provider_metaroce: Table<sys::verbs_device_ops> = Table(
     uninit_device: Some(uninit_device),
 });
 
+/// Whether this library drives the device.
+///
+/// # Safety
+///
+/// `device` is from libibverbs.
+pub(super) unsafe fn is_ours(device: *mut sys::ibv_device) -> bool {
+    // SAFETY: ibv_device is at the start of verbs_device.
+    let ops = unsafe { (*device.cast::<sys::verbs_device>()).ops };
+    core::ptr::eq(ops, &raw const verbs_provider_metaroce.0)
+}
+
 extern "C" fn register() {
     // SAFETY: the table lives as long as the library, which libibverbs never unloads.
     unsafe { sys::verbs_register_driver_34(&raw const verbs_provider_metaroce.0) }

@@ -24,6 +24,7 @@ pub(crate) mod sys {
 
 mod cq;
 mod device;
+mod dv;
 mod memory;
 mod qp;
 mod srq;
@@ -170,6 +171,8 @@ commands!(
     ibv_query_srq,
     ibv_qp_init_attr_ex,
     timespec,
+    ib_uverbs_ioctl_hdr,
+    ib_uverbs_attr,
 );
 
 /// A command of libibverbs and, right behind it, what this driver adds.
