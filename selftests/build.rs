@@ -16,6 +16,8 @@ fn run(command: &mut Command, remedy: &str) {
 fn main() {
     println!("cargo::rerun-if-changed=wrapper.h");
     println!("cargo::rerun-if-changed=build.rs");
+    println!("cargo::rerun-if-changed=../rdma-provider/metarocedv.h");
+    println!("cargo::rerun-if-changed=../uapi/rdma/metaroce-abi.h");
     println!("cargo::rerun-if-env-changed=BINDGEN");
     println!("cargo::rerun-if-env-changed=CC");
     let out = PathBuf::from(std::env::var("OUT_DIR").expect("cargo sets OUT_DIR"));
@@ -48,10 +50,15 @@ fn main() {
         "if_nametoindex",
         "ioctl",
         "write",
+        "dlopen",
+        "dlsym",
     ] {
         command.args(["--allowlist-function", function]);
     }
-    command.args(["--allowlist-type", "ibv_.*|sockaddr_ll"]);
+    command.args([
+        "--allowlist-type",
+        "ibv_.*|sockaddr_ll|metaroce_(connection|path|ordering|transition|qp_attr).*",
+    ]);
     for constant in [
         "IBV_.*",
         "PROT_.*",
@@ -67,10 +74,14 @@ fn main() {
         "E[A-Z0-9]+",
         "[AP]F_PACKET",
         "MSG_DONTWAIT",
+        "RTLD_NOW",
+        "METAROCE_.*",
     ] {
         command.args(["--allowlist-var", constant]);
     }
-    command.args(["--", "-D_GNU_SOURCE"]);
+    // Extensions: the header of the plugin, and what it includes.
+    let includes = ["-I../rdma-provider", "-I../uapi"];
+    command.args(["--", "-D_GNU_SOURCE"]).args(includes);
     run(
         &mut command,
         "the programs need bindgen, libclang and libibverbs-dev (Debian: apt install bindgen libibverbs-dev)",
@@ -81,7 +92,9 @@ fn main() {
     let object = out.join("wrappers.o");
     let mut command = Command::new(cc);
     command
-        .args(["-O2", "-w", "-D_GNU_SOURCE", "-I"])
+        .args(["-O2", "-w", "-D_GNU_SOURCE"])
+        .args(includes)
+        .arg("-I")
         .arg(&here)
         .arg("-c")
         .arg(&wrappers)

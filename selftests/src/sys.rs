@@ -483,6 +483,12 @@ pub mod errno {
     pub const EBUSY: i32 = ffi::EBUSY as i32;
     /// A value that is not allowed.
     pub const EINVAL: i32 = ffi::EINVAL as i32;
+    /// No room, or as many as there may be.
+    pub const ENOSPC: i32 = ffi::ENOSPC as i32;
+    /// In a connection already.
+    pub const EISCONN: i32 = ffi::EISCONN as i32;
+    /// In no connection.
+    pub const ENOTCONN: i32 = ffi::ENOTCONN as i32;
     /// Not there in this kernel or library.
     pub const ENOSYS: i32 = ffi::ENOSYS as i32;
     /// Not supported.

@@ -18,7 +18,7 @@ use std::time::{Duration, Instant};
 pub use ffi::{
     ibv_wc as Wc, IBV_ACCESS_LOCAL_WRITE, IBV_ACCESS_MW_BIND, IBV_ACCESS_RELAXED_ORDERING,
     IBV_ACCESS_REMOTE_ATOMIC, IBV_ACCESS_REMOTE_READ, IBV_ACCESS_REMOTE_WRITE, IBV_ATOMIC_NONE,
-    IBV_EVENT_COMM_EST, IBV_EVENT_CQ_ERR, IBV_EVENT_DEVICE_FATAL, IBV_EVENT_GID_CHANGE,
+    IBV_EVENT_COMM_EST, IBV_EVENT_CQ_ERR, IBV_EVENT_DEVICE_FATAL, IBV_EVENT_GID_CHANGE, IBV_EVENT_PATH_MIG,
     IBV_EVENT_PORT_ACTIVE, IBV_EVENT_PORT_ERR, IBV_EVENT_QP_ACCESS_ERR, IBV_EVENT_QP_FATAL,
     IBV_EVENT_QP_LAST_WQE_REACHED, IBV_EVENT_QP_REQ_ERR, IBV_EVENT_SQ_DRAINED, IBV_EVENT_SRQ_LIMIT_REACHED,
     IBV_GID_TYPE_ROCE_V2, IBV_LINK_LAYER_ETHERNET, IBV_MTU_1024, IBV_MTU_2048, IBV_MTU_256, IBV_MTU_4096,
@@ -105,6 +105,11 @@ unsafe impl Send for Context {}
 unsafe impl Sync for Context {}
 
 impl Context {
+    /// For `dv`.
+    pub(crate) fn raw(&self) -> *mut ffi::ibv_context {
+        self.raw
+    }
+
     /// Opens the device `name`, or the only one there is.
     pub fn open(name: Option<&str>) -> io::Result<Arc<Self>> {
         let mut count = 0;
@@ -274,6 +279,7 @@ impl Context {
             | ffi::IBV_EVENT_QP_ACCESS_ERR
             | ffi::IBV_EVENT_COMM_EST
             | ffi::IBV_EVENT_SQ_DRAINED
+            | ffi::IBV_EVENT_PATH_MIG
             | ffi::IBV_EVENT_QP_LAST_WQE_REACHED => {
                 // SAFETY: these events carry a QP, which lives until its events are acknowledged.
                 unsafe { (*event.element.qp).qp_num }
@@ -905,6 +911,11 @@ unsafe impl Send for Qp {}
 unsafe impl Sync for Qp {}
 
 impl Qp {
+    /// For `dv`.
+    pub(crate) fn raw(&self) -> *mut ffi::ibv_qp {
+        self.raw
+    }
+
     /// ibv_modify_qp with the attributes that `mask` names.
     pub fn modify(&self, attr: &QpAttr, mask: u32) -> io::Result<()> {
         let mut attr = *attr;
