@@ -6,6 +6,7 @@
 #
 #   make            module (for the stock kernel) and libibverbs plugin
 #   make install    both, on this machine (KDIR=<prepared kernel tree> for another kernel)
+#   make uninstall  takes them away again
 #   make demo       two virtual machines, verified data over many paths, with and without loss
 #   make test       what each change must pass; ends with "N passed, N failed"
 #                   (qemu-test/suites --help lists more: loss, speed, perftest, fabric …)
@@ -22,7 +23,8 @@
 #   make bench      metaroce, rdma_rxe and TCP side by side on the native kernel
 #   make bench-full the same with more and longer rounds (about 50 minutes)
 #   make bench-vm   the same, shorter, on the stock kernel in a virtual machine
-#   make module     the module alone, quietly (KERNEL=stock|native|native-debug, CLIPPY=1)
+#   make module     the module alone, quietly (KERNEL=stock|native|native-debug|debug|kcsan, CLIPPY=1)
+#   make programs   the plugin and the programs of selftests/
 #   make clean      removes what was built from this checkout (not the root and the trees)
 
 KERNEL ?= stock

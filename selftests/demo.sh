@@ -47,6 +47,6 @@ both "ib_write_bw -d $DEV -x $GID4 -s 65536 -n 300 -F" "ib_write_bw -d $DEV -x $
 path_bytes "$DEV" >/tmp/paths.$HOST.after
 say "what each path carried, as host 2 sent it"
 [ "$HOST" != 2 ] || share_table /tmp/paths.$HOST.before /tmp/paths.$HOST.after
-resent=$(counter "$DEV" retransmitted_packets)
+resent=$(counter "$DEV" retransmits)
 [ "$HOST" != 2 ] || [ "$resent" = 0 ] || echo "$resent packets were sent again"
 barrier demo-end
