@@ -598,10 +598,14 @@ fn reply_without_state(device: &Arc<DeviceInner>, packet: &Packet<'_>, skb: &Skb
         dscp: skb.traffic_class() >> 2,
     };
     let now = net::now();
-    if !connection::stateless_reply(packet, &seen, &device.secret, now, &mut tx)
-        || !device.table.may_answer(now)
-    {
-        return device.count_drop(wire::Drop::NoConnection);
+    let answered = connection::stateless_reply(packet, &seen, &device.secret, now, &mut tx)
+        && device.table.may_answer(now);
+    // An Init that is answered has done its work; anything else is lost, answered or not.
+    if !answered || !matches!(packet.body(), Body::Init(_)) {
+        device.count_drop(wire::Drop::NoConnection);
+    }
+    if !answered {
+        return;
     }
     tx.source_port = skb.source_port();
     // A reply that cannot be sent is as good as lost; the peer asks again.

@@ -79,9 +79,11 @@ kinds() {
     local seen
     seen=$(cut -f"$1" /tmp/frames | tr ',' '\n' | grep . | sort -n | uniq -c | awk '{ print $2 " (" $1 ")" }' | tr '\n' ' ')
     echo "$seen"
-    [ "$(sed 's/ ([0-9]*)//g; s/ $//' <<<"$seen")" = "$2" ]
+    [ "$(sed -E "s/ \([0-9]*\)//g; s/ $//; s/ (${3:-none})\b//g" <<<"$seen")" = "$2" ]
 }
-every_kind() { kinds 2 '0 1 2 3 4 5 8 9 10 11 12'; }
+# Whether there are a Query, a Refuse and an answer to the Write for nothing is for the order in
+# which both begin, and for what gets lost.
+every_kind() { kinds 2 '0 1 2 3 5 8 9 10' '4|11|12'; }
 every_opcode() { kinds 3 '0 1 2 3 4 5 6 7 8 9 10'; }
 
 # The module has received as many data packets as were seen coming.
