@@ -898,7 +898,6 @@ impl Connection {
     /// with a full packet.
     fn challenge(&mut self, now: Time, i: usize, out: &mut Transmit) -> bool {
         let challenge = self.draw().max(1);
-        let deaf = self.deafness(now);
         let port = self.any_port();
         let full = self.agreed.payload_mtu.saturating_add(PAYLOAD_PROBE);
         let wait = (self.srtt.saturating_mul(2))
@@ -922,22 +921,10 @@ impl Connection {
         // Another path for each, since a peer answers the newest probe of a path.
         let at = (i as u32).checked_rem(u32::from(self.agreed.paths));
         let at = at.unwrap_or(0);
-        let Some(p) = self.paths.get_mut(at as usize) else {
-            return false;
-        };
-        let probe = Probe {
-            path: at as u8,
-            deaf,
-            epoch: p.tx.epoch,
-            next: p.tx.next(),
-            timestamp: p.tx.stamp(now),
-            challenge,
-            padding,
-        };
-        self.send_probe(&probe, at, out);
+        let sent = self.send_probe(now, at, challenge, padding, out).is_some();
         out.plane = i as u8;
         out.source_port = port;
-        true
+        sent
     }
 
     /// Whether the reply is to a challenge of a plane.

@@ -785,7 +785,7 @@ impl Connection {
     }
 
     /// For how many times of silence nothing at all was heard.
-    pub(super) fn deafness(&self, now: Time) -> u8 {
+    fn deafness(&self, now: Time) -> u8 {
         if self.rescue.since == 0 {
             return 0;
         }
@@ -798,30 +798,24 @@ impl Connection {
         let i = self.probe.trailing_zeros();
         self.probe &= self.probe.wrapping_sub(1);
         let challenge = self.draw();
-        let deaf = self.deafness(now);
-        let full = self.agreed.payload_mtu.saturating_add(PAYLOAD_PROBE);
-        let Some(p) = self.paths.get_mut(i as usize) else {
+        let padding = match self.paths.get(i as usize) {
+            Some(p) if p.health == Health::Failed => {
+                self.agreed.payload_mtu.saturating_add(PAYLOAD_PROBE)
+            }
+            _ => 0,
+        };
+        let Some(stamp) = self.send_probe(now, i, challenge, padding, out) else {
             return false;
         };
-        let padding = if p.health == Health::Failed { full } else { 0 };
-        let stamp = p.tx.stamp(now);
-        let probe = Probe {
-            path: i as u8,
-            deaf,
-            epoch: p.tx.epoch,
-            next: p.tx.next(),
-            timestamp: stamp,
-            challenge,
-            padding,
-        };
-        p.probe = Some(Pending {
-            first: p.probe.map_or(now, |earlier| earlier.first),
-            sent: now,
-            stamp,
-            challenge,
-            padding,
-        });
-        self.send_probe(&probe, i, out);
+        if let Some(p) = self.paths.get_mut(i as usize) {
+            p.probe = Some(Pending {
+                first: p.probe.map_or(now, |earlier| earlier.first),
+                sent: now,
+                stamp,
+                challenge,
+                padding,
+            });
+        }
         true
     }
 
@@ -830,37 +824,48 @@ impl Connection {
         let i = self.home_probe.trailing_zeros();
         self.home_probe &= self.home_probe.wrapping_sub(1);
         let challenge = self.draw();
-        let deaf = self.deafness(now);
         let padding = self.agreed.payload_mtu.saturating_add(PAYLOAD_PROBE);
         let Some(p) = self.paths.get_mut(i as usize) else {
             return false;
         };
         p.home_challenge = challenge;
+        let home = p.home;
+        let sent = self.send_probe(now, i, challenge, padding, out).is_some();
+        out.source_port = home;
+        sent
+    }
+
+    /// Sends a probe over path `i`; its timestamp. `None`: there is no such path.
+    pub(super) fn send_probe(
+        &mut self,
+        now: Time,
+        i: u32,
+        challenge: u64,
+        padding: u32,
+        out: &mut Transmit,
+    ) -> Option<u32> {
+        let deaf = self.deafness(now);
+        let p = self.paths.get_mut(i as usize)?;
+        let timestamp = p.tx.stamp(now);
         let probe = Probe {
             path: i as u8,
             deaf,
             epoch: p.tx.epoch,
             next: p.tx.next(),
-            timestamp: p.tx.stamp(now),
+            timestamp,
             challenge,
             padding,
         };
-        let home = p.home;
-        self.send_probe(&probe, i, out);
-        out.source_port = home;
-        true
-    }
-
-    pub(super) fn send_probe(&mut self, probe: &Probe, i: u32, out: &mut Transmit) {
         Self::blank(out);
         let mut w = Writer::new(&mut out.header);
         probe.emit(&mut w, self.remote_cid);
         out.header_len = w.finish();
-        if probe.padding != 0 {
-            out.payload = Payload::Pad { len: probe.padding };
+        if padding != 0 {
+            out.payload = Payload::Pad { len: padding };
         }
         self.address(out, i);
         self.counters.probes_sent = self.counters.probes_sent.wrapping_add(1);
+        Some(timestamp)
     }
 
     fn poll_query(&mut self, now: Time, out: &mut Transmit) -> bool {
@@ -934,27 +939,17 @@ impl Connection {
             return false;
         }
         let challenge = self.draw();
-        let deaf = self.deafness(now);
         let i = self.next_good(now, None);
-        let Some(p) = self.paths.get_mut(i as usize) else {
+        let padding = m.probing.saturating_add(PAYLOAD_PROBE);
+        if self.send_probe(now, i, challenge, padding, out).is_none() {
             return false;
-        };
-        let probe = Probe {
-            path: i as u8,
-            deaf,
-            epoch: p.tx.epoch,
-            next: p.tx.next(),
-            timestamp: p.tx.stamp(now),
-            challenge,
-            padding: m.probing.saturating_add(PAYLOAD_PROBE),
-        };
+        }
         self.mtu = MtuSearch {
             challenge,
             tries: m.tries.saturating_add(1),
             due: now.saturating_add(self.mtu_wait()),
             ..m
         };
-        self.send_probe(&probe, i, out);
         true
     }
 
