@@ -19,7 +19,7 @@ pub const MAX_LISTENERS: usize = bindings::METAROCE_MAX_LISTENERS as usize;
 pub const MAX_STRIDE: u32 = bindings::METAROCE_MAX_STRIDE;
 
 /// Attributes of the method QUERY.
-#[allow(missing_docs)]
+#[allow(missing_docs)] // the header documents them
 pub mod query {
     use crate::bindings;
     pub const QP: u16 = bindings::metaroce_query_attrs_METAROCE_QUERY_QP as u16;
@@ -29,7 +29,7 @@ pub mod query {
 }
 
 /// Attributes of the method MODIFY.
-#[allow(missing_docs)]
+#[allow(missing_docs)] // the header documents them
 pub mod modify {
     use crate::bindings;
     pub const QP: u16 = bindings::metaroce_modify_attrs_METAROCE_MODIFY_QP as u16;
@@ -37,7 +37,7 @@ pub mod modify {
 }
 
 /// Attributes of the method TRANSITIONS.
-#[allow(missing_docs)]
+#[allow(missing_docs)] // the header documents them
 pub mod transitions {
     use crate::bindings;
     pub const QP: u16 = bindings::metaroce_transitions_attrs_METAROCE_TRANSITIONS_QP as u16;
@@ -48,7 +48,7 @@ pub mod transitions {
 }
 
 /// `enum metaroce_qp_attr_mask`.
-#[allow(missing_docs)]
+#[allow(missing_docs)] // the header documents them
 pub mod mask {
     use crate::bindings;
     pub const PATHS: u32 = bindings::metaroce_qp_attr_mask_METAROCE_QP_PATHS;
@@ -57,7 +57,7 @@ pub mod mask {
 }
 
 /// States of connections and paths.
-#[allow(missing_docs)]
+#[allow(missing_docs)] // the header documents them
 pub mod state {
     use crate::bindings as b;
     pub const CONNECTING: u32 = b::metaroce_connection_state_METAROCE_CONNECTION_CONNECTING;

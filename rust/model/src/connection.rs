@@ -6,17 +6,8 @@
 #![forbid(unsafe_code)]
 
 use crate::engine::{explore, require, AtomicU32, Guard, Mutex, Ordering, Program, Report};
+use crate::{fails, holds};
 use std::sync::Arc;
-
-fn holds(what: &str, report: &Report) {
-    println!("{what}: {} executions", report.executions);
-    assert!(report.failure.is_none(), "{:?}", report.failure);
-}
-
-fn fails(what: &str, report: &Report) {
-    println!("{what}: found after {} executions", report.executions);
-    assert!(report.failure.is_some(), "nobody noticed");
-}
 
 /// What the connection's lock guards.
 struct State {

@@ -18,13 +18,27 @@ mod stand_in;
 #[cfg(test)]
 use stand_in::{abi, bindings, errno, ring};
 
+/// No execution fails.
+#[cfg(test)]
+fn holds(what: &str, report: &engine::Report) {
+    println!("{what}: {} executions", report.executions);
+    assert!(report.failure.is_none(), "{:?}", report.failure);
+}
+
+/// Some execution does: the check notices what was left out.
+#[cfg(test)]
+fn fails(what: &str, report: &engine::Report) {
+    println!("{what}: found after {} executions", report.executions);
+    assert!(report.failure.is_some(), "nobody noticed");
+}
+
 /// The plugin's atomics, and the module's.
 #[cfg(test)]
 mod atomic {
     pub(crate) use crate::engine::{fence, AtomicU32, Ordering};
 }
 
-/// The plugin's queues (formatted where they are at home).
+/// The plugin's queues (formatted where they are at home; not all of their functions are modelled).
 #[cfg(test)]
 #[rustfmt::skip]
 #[allow(dead_code)]

@@ -9,18 +9,8 @@ use crate::completion::CompletionQueue;
 use crate::engine::{explore, require, AtomicU32, Ordering, Program, Report};
 use crate::recv::RecvQueue;
 use crate::ring::Ring;
-use crate::{errno, order, without_fences};
+use crate::{errno, fails, holds, order, without_fences};
 use std::sync::{Arc, Mutex};
-
-fn holds(what: &str, report: &Report) {
-    println!("{what}: {} executions", report.executions);
-    assert!(report.failure.is_none(), "{:?}", report.failure);
-}
-
-fn fails(what: &str, report: &Report) {
-    println!("{what}: found after {} executions", report.executions);
-    assert!(report.failure.is_some(), "nobody noticed");
-}
 
 fn leaked(value: u32) -> &'static AtomicU32 {
     // A few bytes for each execution, as the plugin's are the QP's.

@@ -9,14 +9,14 @@ use crate::engine::{fence, AtomicU32, AtomicU64, Ordering};
 use std::sync::Arc;
 
 /// Constants of the ABI as the module's bindings name them.
-#[allow(non_upper_case_globals)]
+#[allow(non_upper_case_globals)] // bindgen's names
 pub(crate) mod bindings {
     pub(crate) const metaroce_arm_METAROCE_ARM_NONE: u32 = 0;
     pub(crate) const metaroce_arm_METAROCE_ARM_SOLICITED: u32 = 1;
 }
 
 /// Errors.
-#[allow(dead_code)]
+#[allow(dead_code)] // the plugin has more functions than are modelled
 pub(crate) mod errno {
     pub(crate) type Errno = i32;
     pub(crate) const EINVAL: Errno = 22;
@@ -24,7 +24,7 @@ pub(crate) mod errno {
 }
 
 /// What lies in slots: only fields that the queues look at, each in a word.
-#[allow(non_camel_case_types)]
+#[allow(non_camel_case_types)] // the header's names
 pub(crate) mod abi {
     /// Bytes of a receive's head.
     pub(crate) const RECV_WQE: usize = 16;
