@@ -755,12 +755,12 @@ static struct attribute *metaroce_plane_attrs[] = {
 	NULL,
 };
 
-static const struct attribute_group metaroce_plane_group = {
+static const struct attribute_group metaroce_plane_files = {
 	.name = "planes",
 	.attrs = metaroce_plane_attrs,
 };
 
-void metaroce_set_plane_group(struct ib_device_ops *ops)
+const struct attribute_group *metaroce_plane_group(void)
 {
-	ops->device_group = &metaroce_plane_group;
+	return &metaroce_plane_files;
 }

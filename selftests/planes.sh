@@ -265,6 +265,22 @@ ipv6_planes_carry() {
     FAMILY=6 all_planes_carry
 }
 
+# Which of two devices a packet is for is told by the plane it comes in on.
+beside_another_device() {
+    local before
+    both
+    for n in a b; do
+        ip -n pl-$n link add eth8 type dummy
+        ip -n pl-$n link set eth8 up
+        on $n rdma link add "pl${n}2" type "$KIND" netdev eth8
+    done
+    before=$(sent a)
+    verified 2
+    reap 40
+    all_carry a 50000 "$before"
+    down
+}
+
 # fail_down K, heal_down K: the link is switched off at one end, both see it. fail_silent K,
 # heal_silent K: packets vanish, nobody is told.
 fail_down() { ip -n pl-b link set "eth$1" down; }
@@ -489,7 +505,7 @@ extension_tells_planes() {
     down
 }
 
-cases=(refusals all_planes_carry ipv6_planes_carry planes_go_down_data_verified planes_fail_silently_data_verified
+cases=(refusals all_planes_carry ipv6_planes_carry beside_another_device planes_go_down_data_verified planes_fail_silently_data_verified
     added_and_removed netdev_and_address_go asymmetric extension_tells_planes deleted_under_traffic
     unloaded_under_traffic namespace_destroyed)
 [ $# = 0 ] || cases=("$@")

@@ -869,8 +869,8 @@ impl<T: Operations> VTable<T> {
         ops.fill_res_srq_entry = Some(Self::show_srq);
         ops.fill_res_mr_entry = Some(Self::show_mr);
 
-        // SAFETY: only stores a pointer to what is static.
-        unsafe { bindings::metaroce_set_plane_group(&mut *ops) };
+        // SAFETY: only returns a pointer to what is static.
+        ops.device_group = unsafe { bindings::metaroce_plane_group() };
 
         ops.alloc_hw_port_stats = Some(Self::alloc_stats);
         ops.get_hw_stats = Some(Self::get_stats);

@@ -80,11 +80,9 @@ unsafe extern "C" fn metaroce_planes_show(
             slice::from_raw_parts_mut(text.cast::<u8>(), room),
         )
     };
-    let Some(mut out) = NullTerminatedFormatter::new(&mut *text) else {
-        return 0;
-    };
-    // Eight short lines: they fit.
-    let _ = device.show_planes(&mut out);
-    drop(out);
+    if let Some(mut out) = NullTerminatedFormatter::new(&mut *text) {
+        // Eight short lines: they fit.
+        let _ = device.show_planes(&mut out);
+    }
     text.iter().take_while(|b| **b != 0).count() as isize
 }

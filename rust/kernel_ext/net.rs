@@ -114,7 +114,8 @@ impl NetDev {
         // writing.
         let found = unsafe { bindings::metaroce_first_address6(self.as_ptr(), &mut addr) };
         // SAFETY: Every form of the address is the same 16 bytes.
-        found.then(|| unsafe { addr.in6_u.u6_addr8 })
+        let gid = unsafe { addr.in6_u.u6_addr8 };
+        found.then_some(gid)
     }
 
     /// Interface name.
