@@ -1032,16 +1032,16 @@ impl QpInner {
         match opcode {
             Opcode::SendImm => {
                 cqe.wc_flags = WC_WITH_IMM;
-                cqe.imm = imm.to_be();
+                cqe.imm_data = imm.to_be();
             }
             Opcode::WriteImm => {
                 cqe.opcode = WC_RECV_RDMA_WITH_IMM;
                 cqe.wc_flags = WC_WITH_IMM;
-                cqe.imm = imm.to_be();
+                cqe.imm_data = imm.to_be();
             }
             Opcode::SendInv => {
                 cqe.wc_flags = WC_WITH_INV;
-                cqe.imm = imm;
+                cqe.imm_data = imm;
             }
             _ => {}
         }

@@ -162,7 +162,7 @@ impl SendQueue {
             let count = wqe.num_sge as usize;
             (count.saturating_mul(SGE_WORDS), count <= MAX_SGE as usize)
         };
-        let fits = fits && words <= body.len() && wqe.reserved == 0;
+        let fits = fits && words <= body.len() && wqe.reserved == [0; 2];
         if let (true, Some(to)) = (fits, body.get_mut(..words)) {
             self.ring.read(index, SEND_HEAD_WORDS, to);
         }
@@ -179,7 +179,7 @@ impl SendQueue {
             wr_id: wqe.wr_id,
             opcode: wqe.opcode,
             signaled: wr.signaled,
-            key: wqe.imm,
+            key: wqe.imm_data,
             ..SendEntry::default()
         };
         let mut total = 0u64;
@@ -198,13 +198,13 @@ impl SendQueue {
             op::WRITE_IMM => WrOp::WriteImm {
                 va: wqe.remote_addr,
                 rkey: wqe.rkey,
-                imm: u32::from_be(wqe.imm),
+                imm: u32::from_be(wqe.imm_data),
             },
             op::SEND => WrOp::Send,
             op::SEND_IMM => WrOp::SendImm {
-                imm: u32::from_be(wqe.imm),
+                imm: u32::from_be(wqe.imm_data),
             },
-            op::SEND_INV => WrOp::SendInv { rkey: wqe.imm },
+            op::SEND_INV => WrOp::SendInv { rkey: wqe.imm_data },
             op::READ => WrOp::Read {
                 va: wqe.remote_addr,
                 rkey: wqe.rkey,
