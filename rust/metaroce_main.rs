@@ -23,7 +23,7 @@
 //! | --- | --- | --- |
 //! | `port` | 0 | `port=0: choose a UDP port from 1 to 65535` |
 //! | `paths` | 0, above 64 | `paths=N: choose from 1 to 64` |
-//! | each | no number, one too large for its type (`crc`: not y, n, 1, 0, on, off) | the kernel's: VALUE invalid for parameter NAME |
+//! | each | no number, one too large for its type (`crc`: not y, n, 1, 0, on, off), given twice | the kernel's: VALUE invalid for parameter NAME |
 
 use ::kernel::prelude::*;
 
