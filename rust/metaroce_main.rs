@@ -14,6 +14,16 @@
 //! | `kernel_ext`, `bindings` | safe wrappers for what the `kernel` crate lacks |
 //!
 //! Start order: UDP ports, then the link type; the end comes in reverse.
+//!
+//! # Refused parameters
+//!
+//! `modprobe` fails with EINVAL, and a line in the kernel log says what may be chosen:
+//!
+//! | parameter | refused | line |
+//! | --- | --- | --- |
+//! | `port` | 0 | `port=0: choose a UDP port from 1 to 65535` |
+//! | `paths` | 0, above 64 | `paths=N: choose from 1 to 64` |
+//! | each | no number, one too large for its type (`crc`: not y, n, 1, 0, on, off), given twice | the kernel's: VALUE invalid for parameter NAME |
 
 use ::kernel::prelude::*;
 

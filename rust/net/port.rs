@@ -2,6 +2,16 @@
 
 //! Devices' places in the network: the UDP port of each namespace, which device and plane a
 //! packet belongs to, and news about netdevs.
+//!
+//! | refusal of [`Port::open`] | errno |
+//! | --- | --- |
+//! | another program has the UDP port in this namespace (said in the kernel log) | EADDRINUSE |
+//! | the netdev is a plane of another device | EEXIST |
+//! | the netdev is going, or the module | ENODEV |
+//! | it is open | EBUSY |
+//! | no memory | ENOMEM |
+//!
+//! A packet for no device of the namespace is dropped: nobody counts it.
 
 #![forbid(unsafe_code)]
 

@@ -1,6 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! The structs of <rdma/metaroce-abi.h>, with their sizes checked, and as plain values.
+//! The structs of <rdma/metaroce-abi.h>, and what slots hold as plain values.
+//!
+//! The structs are bindgen's; `layout` pins their numbers, for module and plugin alike. The plain
+//! values ([`SendWqe`], [`RecvWqe`], [`Cqe`]) have a layout of their own: each field is taken from
+//! the place, and has the type, that the header gives it.
 
 use crate::bindings;
 use ::core::mem::{offset_of, size_of};
@@ -23,28 +27,13 @@ pub const GUID_MARK: u64 = bindings::METAROCE_GUID_MARK;
 /// Bits of a node GUID that tell this driver's devices.
 pub const GUID_MASK: u64 = bindings::METAROCE_GUID_MASK as u64;
 
-// Layout: what user space relies on.
-const _: () = {
-    // bindgen gives it a signed type of its own.
-    assert!(GUID_MASK == 0xffff_ff00_0000_0000);
-    assert!(size_of::<bindings::metaroce_ring>() == 256);
-    assert!(offset_of!(bindings::metaroce_ring, producer) == 64);
-    assert!(offset_of!(bindings::metaroce_ring, consumer) == 128);
-    assert!(offset_of!(bindings::metaroce_ring, arm) == 192);
-    assert!(size_of::<bindings::metaroce_send_wqe>() == 64);
-    assert!(size_of::<bindings::metaroce_recv_wqe>() == 16);
-    assert!(size_of::<bindings::metaroce_sge>() == 16);
-    assert!(size_of::<bindings::metaroce_cqe>() == 64);
-    assert!(size_of::<AllocUcontextReq>() == 16);
-    assert!(size_of::<AllocUcontextResp>() == 16);
-    assert!(size_of::<CreateCqResp>() == 24);
-    assert!(size_of::<ResizeCqResp>() == 24);
-    assert!(size_of::<CreateQpReq>() == 8);
-    assert!(size_of::<CreateQpResp>() == 40);
-    assert!(size_of::<CreateSrqResp>() == 24);
-};
+// bindgen gives it a signed type of its own.
+const _: () = assert!(GUID_MASK == 0xffff_ff00_0000_0000);
 
-// SAFETY: integers only, no padding (sizes above are the sums of their fields).
+#[path = "../../uapi/rdma/layout.rs"]
+mod layout;
+
+// SAFETY: integers only, no padding (`layout` asserts it).
 unsafe impl FromBytes for AllocUcontextReq {}
 // SAFETY: as above.
 unsafe impl AsBytes for AllocUcontextReq {}
@@ -75,7 +64,7 @@ pub struct SendWqe {
     /// Remote key.
     pub rkey: u32,
     /// Immediate data as it lies in memory (network order), or a key in host order.
-    pub imm: u32,
+    pub imm_data: u32,
     /// Compare or add operand.
     pub compare_add: u64,
     /// Swap operand.
@@ -85,43 +74,105 @@ pub struct SendWqe {
     /// Inline bytes that follow.
     pub inline_len: u32,
     /// To be 0.
-    pub reserved: u64,
+    pub reserved: [u32; 2],
 }
 
-/// The two 32-bit halves of a word, in memory order.
-const fn halves(word: u64) -> (u32, u32) {
-    let b = word.to_ne_bytes();
-    (
-        u32::from_ne_bytes([b[0], b[1], b[2], b[3]]),
-        u32::from_ne_bytes([b[4], b[5], b[6], b[7]]),
-    )
+/// A field among the 64-bit words that a struct is copied as.
+trait Field: Copy {
+    /// The one at byte `offset`, which is aligned for it.
+    fn get(words: &[u64], offset: usize) -> Self;
+    /// The inverse.
+    fn put(self, words: &mut [u64], offset: usize);
 }
 
-/// The inverse of [`halves`].
-const fn join(first: u32, second: u32) -> u64 {
-    let (a, b) = (first.to_ne_bytes(), second.to_ne_bytes());
-    u64::from_ne_bytes([a[0], a[1], a[2], a[3], b[0], b[1], b[2], b[3]])
+impl Field for u64 {
+    #[inline(always)]
+    fn get(words: &[u64], offset: usize) -> Self {
+        words[offset / 8]
+    }
+
+    #[inline(always)]
+    fn put(self, words: &mut [u64], offset: usize) {
+        words[offset / 8] = self;
+    }
+}
+
+/// Bits below the 32-bit field at byte `offset` in its word.
+#[inline(always)]
+fn below(offset: usize) -> usize {
+    let first = offset % 8 * 8;
+    if cfg!(target_endian = "big") {
+        32 - first
+    } else {
+        first
+    }
+}
+
+impl Field for u32 {
+    #[inline(always)]
+    fn get(words: &[u64], offset: usize) -> Self {
+        (words[offset / 8] >> below(offset)) as u32
+    }
+
+    #[inline(always)]
+    fn put(self, words: &mut [u64], offset: usize) {
+        let others = words[offset / 8] & !(u64::from(u32::MAX) << below(offset));
+        words[offset / 8] = others | (u64::from(self) << below(offset));
+    }
+}
+
+impl Field for [u32; 2] {
+    #[inline(always)]
+    fn get(words: &[u64], offset: usize) -> Self {
+        [u32::get(words, offset), u32::get(words, offset + 4)]
+    }
+
+    #[inline(always)]
+    fn put(self, words: &mut [u64], offset: usize) {
+        self[0].put(words, offset);
+        self[1].put(words, offset + 4);
+    }
+}
+
+/// [`Field::get`] with the type that field `F` of `S` has in the header.
+#[inline(always)]
+fn get<S, F: Field>(words: &[u64], offset: usize, _: fn(&S) -> &F) -> F {
+    F::get(words, offset)
+}
+
+/// [`Field::put`], likewise.
+#[inline(always)]
+fn put<S, F: Field>(words: &mut [u64], offset: usize, _: fn(&S) -> &F, value: F) {
+    value.put(words, offset);
+}
+
+/// `Self` with each field taken from where a C `$c` that `$words` hold has it.
+macro_rules! take {
+    ($words:ident, $c:ident, $($field:ident)*) => {{
+        let words: &[u64; size_of::<bindings::$c>() / 8] = $words;
+        Self { $($field: get(words, offset_of!(bindings::$c, $field), |c: &bindings::$c| &c.$field),)* }
+    }};
+}
+
+/// The words of a C `$c` with fields of `$value`, the others 0.
+macro_rules! words {
+    ($value:ident, $c:ident, $($field:ident)*) => {{
+        let mut words = [0u64; size_of::<bindings::$c>() / 8];
+        $(put(
+            &mut words,
+            offset_of!(bindings::$c, $field),
+            |c: &bindings::$c| &c.$field,
+            $value.$field,
+        );)*
+        words
+    }};
 }
 
 impl SendWqe {
     /// From the words of the slot's head.
     pub fn from_words(w: &[u64; super::SEND_HEAD_WORDS]) -> Self {
-        let (opcode, flags) = halves(w[1]);
-        let (rkey, imm) = halves(w[3]);
-        let (num_sge, inline_len) = halves(w[6]);
-        Self {
-            wr_id: w[0],
-            opcode,
-            flags,
-            remote_addr: w[2],
-            rkey,
-            imm,
-            compare_add: w[4],
-            swap: w[5],
-            num_sge,
-            inline_len,
-            reserved: w[7],
-        }
+        take!(w, metaroce_send_wqe, wr_id opcode flags remote_addr rkey imm_data compare_add swap
+              num_sge inline_len reserved)
     }
 }
 
@@ -139,24 +190,14 @@ pub struct RecvWqe {
 impl RecvWqe {
     /// From the words of the slot's head.
     pub fn from_words(w: &[u64; super::RECV_HEAD_WORDS]) -> Self {
-        let (num_sge, reserved) = halves(w[1]);
-        Self {
-            wr_id: w[0],
-            num_sge,
-            reserved,
-        }
+        take!(w, metaroce_recv_wqe, wr_id num_sge reserved)
     }
 }
 
 impl crate::mem::Sge {
     /// From the words of a `struct metaroce_sge`.
     pub fn from_words(w: &[u64; super::SGE_WORDS]) -> Self {
-        let (length, lkey) = halves(w[1]);
-        Self {
-            addr: w[0],
-            length,
-            lkey,
-        }
+        take!(w, metaroce_sge, addr length lkey)
     }
 }
 
@@ -172,7 +213,7 @@ pub struct Cqe {
     /// Bytes received.
     pub byte_len: u32,
     /// Immediate data as it lies in memory (network order), or a key in host order.
-    pub imm: u32,
+    pub imm_data: u32,
     /// The QP's number.
     pub qpn: u32,
     /// The peer's QP number.
@@ -192,15 +233,7 @@ pub struct Cqe {
 impl Cqe {
     /// The words of the slot.
     pub fn to_words(self) -> [u64; 8] {
-        [
-            self.wr_id,
-            join(self.status, self.opcode),
-            join(self.byte_len, self.imm),
-            join(self.qpn, self.src_qpn),
-            join(self.wc_flags, self.vendor_err),
-            self.timestamp,
-            join(0, self.wqe_index),
-            self.cookie,
-        ]
+        words!(self, metaroce_cqe, wr_id status opcode byte_len imm_data qpn src_qpn wc_flags
+               vendor_err timestamp wqe_index cookie)
     }
 }

@@ -3,7 +3,6 @@
 //! The part of <rdma/metaroce-abi.h> that is about extensions.
 
 use crate::bindings;
-use ::core::mem::size_of;
 use ::kernel::transmute::{AsBytes, FromBytes};
 
 pub use bindings::{
@@ -73,15 +72,7 @@ pub mod state {
 /// Ordering of Writes to a QP: that of `IBV_ACCESS_RELAXED_ORDERING`.
 pub const ORDERING_RELAXED: u32 = bindings::metaroce_ordering_METAROCE_ORDERING_RELAXED;
 
-// Layout: what user space relies on. Without padding: the sums of the fields.
-const _: () = {
-    assert!(size_of::<ConnectionInfo>() == 200);
-    assert!(size_of::<Path>() == 104);
-    assert!(size_of::<Transition>() == 40);
-    assert!(size_of::<QpAttr>() == 16);
-};
-
-// SAFETY: integers only, no padding (sizes above are the sums of their fields).
+// SAFETY: integers only, no padding (`abi::layout` asserts it).
 unsafe impl AsBytes for ConnectionInfo {}
 // SAFETY: as above.
 unsafe impl AsBytes for Path {}

@@ -3,6 +3,8 @@
 //! Counters of the port, as `rdma statistic show` and
 //! `/sys/class/infiniband/<device>/ports/1/hw_counters` have them: the sums over all
 //! connections, received packets that were dropped by reason, bytes sent by path.
+//!
+//! Nothing is refused but other ports than 1 (see [`super`]).
 
 #![forbid(unsafe_code)]
 

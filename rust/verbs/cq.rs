@@ -7,6 +7,12 @@
 //!
 //! A CQ that is full when a completion comes has overflowed: IBV_EVENT_CQ_ERR, nothing more
 //! is written into it, and each QP that would have had a completion goes to ERR.
+//!
+//! | refusal | errno |
+//! | --- | --- |
+//! | no CQEs, or more than the device has | EINVAL |
+//! | a new size below what is unpolled (the old ring stays) | EINVAL |
+//! | creation flags other than timestamps, which every completion has | EOPNOTSUPP |
 
 #![forbid(unsafe_code)]
 

@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0
 
 //! The device: what all its objects share, and the table of verbs.
+//!
+//! It refuses nothing itself but PDs with driver data (EOPNOTSUPP); [`super`] and the objects'
+//! files say the rest. What keeps a device from being made is in [`super::link`].
 
 #![forbid(unsafe_code)]
 

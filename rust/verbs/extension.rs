@@ -5,6 +5,21 @@
 //!
 //! A program names one of its QPs; the RDMA core has looked it up among those of the caller.
 //! Answers are about the connection that the QP is in, which it may share with others.
+//!
+//! | refusal | errno |
+//! | --- | --- |
+//! | QP of somebody else, or none | ENOENT (from the RDMA core) |
+//! | an attribute is missing or too short | EINVAL (from the RDMA core) |
+//! | bytes behind what is known of a structure that are not 0 | EOPNOTSUPP (from the RDMA core) |
+//! | QUERY: room for paths, but not how long one is | ENOENT |
+//! | QUERY, TRANSITIONS: elements of 0 bytes or more than `METAROCE_MAX_STRIDE` | EINVAL |
+//! | MODIFY: unknown bits in the mask, more than 64 paths, unknown ordering, events above 1 | EINVAL |
+//! | MODIFY: paths of a QP that has a connection (from RTR to RESET) | EISCONN |
+//! | MODIFY: events of a QP that has none | ENOTCONN |
+//! | MODIFY: events, and `METAROCE_MAX_LISTENERS` of the connection listen | ENOSPC |
+//!
+//! A QP without a connection (RESET, INIT) is no error: its state is NONE, it has no paths and
+//! no transitions.
 
 #![forbid(unsafe_code)]
 

@@ -21,6 +21,11 @@
 //! | the netdev has a device already, or is a plane of one | EEXIST |
 //! | the name is in use | ENFILE (from the RDMA core) |
 //! | another program has the UDP port | EADDRINUSE |
+//! | the netdev is going, or the module | ENODEV |
+//! | no memory | ENOMEM |
+//!
+//! Of a name in use and a netdev that does not exist `rdma` may speak by itself, before the
+//! module is asked.
 
 #![forbid(unsafe_code)]
 

@@ -29,15 +29,20 @@
 //!
 //! # Refusals
 //!
+//! Each file says at its top what its verbs refuse, and `sq`, `rq` and `qp` which status a WR
+//! ends with. What is refused wherever it is met, before a verb sees it or by all alike:
+//!
 //! | what | errno |
 //! | --- | --- |
-//! | QP type other than RC, create flags, SRQ type other than basic, SRQ resize | EOPNOTSUPP |
-//! | more WRs, SGEs, CQEs or READs than the device has | EINVAL |
-//! | a transition or attribute that the state table does not have, a value out of range | EINVAL |
-//! | another address vector for a connected QP | EOPNOTSUPP |
-//! | versions of module and provider that do not meet | EPROTO |
-//! | on-demand paging, dma-buf | EOPNOTSUPP |
-//! | memory beyond RLIMIT_MEMLOCK | ENOMEM |
+//! | no memory, or none left in the program's cgroup | ENOMEM |
+//! | driver data of a request that is too short (of a response: it is cut) | EINVAL |
+//! | driver data that this version does not know and that is not 0 | EOPNOTSUPP |
+//! | driver data, or an answer, at an address that is not the program's | EFAULT |
+//! | a verb that the device does not have (windows, multicast, SRQ resize, dma-buf …), a kernel user | EOPNOTSUPP |
+//! | `mmap` of anything but a whole ring of this context, or privately | EINVAL |
+//! | P_Key index other than 0, counters of another port than 1 | EINVAL |
+//! | a GID of another netdev than the device's (to the RDMA core) | EADDRNOTAVAIL |
+//! | any verb once the device is gone | EIO or ENODEV (from the RDMA core) |
 
 #![forbid(unsafe_code)]
 

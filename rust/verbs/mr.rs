@@ -1,6 +1,18 @@
 // SPDX-License-Identifier: GPL-2.0
 
 //! Memory regions.
+//!
+//! | refusal | errno |
+//! | --- | --- |
+//! | rights that the device does not have (on-demand paging, flush), a DMA handle | EOPNOTSUPP |
+//! | rights that the kernel does not know, remote write or atomic without local write | EINVAL (from the RDMA core) |
+//! | no bytes, or a range that wraps, in memory or in the region's own address space | EINVAL |
+//! | addresses that are not mapped, or not for writing where the rights need it | EFAULT |
+//! | more than RLIMIT_MEMLOCK allows | ENOMEM |
+//! | RLIMIT_MEMLOCK is 0 | EPERM |
+//! | all keys are in use | ENOSPC |
+//!
+//! A `rereg_mr` that is refused leaves the region as it was.
 
 #![forbid(unsafe_code)]
 

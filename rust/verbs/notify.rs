@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0
 
 //! What programs have to be told once all locks are dropped.
+//!
+//! Nothing is refused here: whoever collects looks at [`Notify::is_full`] and delivers in time.
 
 #![forbid(unsafe_code)]
 

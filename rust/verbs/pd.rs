@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Protection domains: a number that regions and QPs share.
+//! Protection domains: a number that regions and QPs share. None is refused: numbers have 64 bits,
+//! memory is the limit.
 
 #![forbid(unsafe_code)]
 

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0
 
 //! The port of a device: what the netdev below it makes of it.
+//!
+//! A query always succeeds; without a netdev the port is down.
 
 #![forbid(unsafe_code)]
 

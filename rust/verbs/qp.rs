@@ -11,6 +11,31 @@
 //! counts in [`QpInner::copies`] until it is dropped. While the count is not zero nothing is
 //! flushed: a program may free its memory once it has seen the flush. What is to be flushed
 //! meanwhile is put off, and the end of the last copy queues the QP's work item for it.
+//!
+//! # Refusals
+//!
+//! | what | errno |
+//! | --- | --- |
+//! | type other than RC, creation flags, WRs in the doorbell command | EOPNOTSUPP |
+//! | more WRs, SGEs, inline bytes or READs than the device has | EINVAL |
+//! | all numbers of QPs are in use | ENOSPC |
+//! | a transition or attribute that the state table does not have, a state that is not the QP's | EINVAL |
+//! | a value out of range: port, P_Key index, rights, QP number, timers, retries | EINVAL |
+//! | a path MTU above the port's | EINVAL |
+//! | an address vector without GRH or with a GID of RoCE v1, GIDs of two IP versions | EINVAL |
+//! | another address vector, or more READs to answer, once connected | EOPNOTSUPP, EINVAL |
+//! | alternate paths (migration state other than MIGRATED) | EINVAL |
+//! | to RTR: the device is going; too many connections; the connection closes again and again | ENODEV, ENOSPC, EAGAIN |
+//! | a doorbell in a state in which nothing may be posted (RESET, INIT, RTR) | EINVAL |
+//!
+//! Nothing has changed then. What a peer asks for and does not get ([`Fault`]), its QP and this
+//! one going to ERR:
+//!
+//! | refusal | status at the peer | event here |
+//! | --- | --- | --- |
+//! | the QP does not allow it (WRITE, READ, atomic); atomic address not a multiple of 8 | REM_INV_REQ_ERR | QP_REQ_ERR |
+//! | rkey, its PD, rights or range; SEND_WITH_INV of a key that is not one of the PD's | REM_ACCESS_ERR | QP_ACCESS_ERR |
+//! | the receive's own memory (see `rq`) | REM_OP_ERR | QP_FATAL |
 
 #![forbid(unsafe_code)]
 
@@ -1033,16 +1058,16 @@ impl QpInner {
         match opcode {
             Opcode::SendImm => {
                 cqe.wc_flags = WC_WITH_IMM;
-                cqe.imm = imm.to_be();
+                cqe.imm_data = imm.to_be();
             }
             Opcode::WriteImm => {
                 cqe.opcode = WC_RECV_RDMA_WITH_IMM;
                 cqe.wc_flags = WC_WITH_IMM;
-                cqe.imm = imm.to_be();
+                cqe.imm_data = imm.to_be();
             }
             Opcode::SendInv => {
                 cqe.wc_flags = WC_WITH_INV;
-                cqe.imm = imm;
+                cqe.imm_data = imm;
             }
             _ => {}
         }

@@ -2,6 +2,16 @@
 
 //! The receive side of a QP: receives bound to messages, whether from a queue of its own or
 //! from an SRQ.
+//!
+//! The provider refuses what it can see when a receive is posted (metaroce(7)). What comes here
+//! all the same is found when a message takes the receive; its sender hears of it and both QPs
+//! go to ERR:
+//!
+//! | what is wrong with the receive | status here | at the sender |
+//! | --- | --- | --- |
+//! | shorter than the message | LOC_LEN_ERR | REM_INV_REQ_ERR |
+//! | more SGEs than the queue was made for, a reserved word that is not 0: it has no room | LOC_LEN_ERR | REM_INV_REQ_ERR |
+//! | an SGE's lkey, its range, or no right to write there | LOC_PROT_ERR | REM_OP_ERR |
 
 #![forbid(unsafe_code)]
 

@@ -1,6 +1,20 @@
 // SPDX-License-Identifier: GPL-2.0
 
 //! The send side of a QP: WQEs copied out of the ring, until they are complete.
+//!
+//! The provider refuses what it can see when a WR is posted (metaroce(7)). What comes here all
+//! the same completes in its turn, nothing of it is sent, and the QP goes to ERR:
+//!
+//! | what is wrong with the WR | status |
+//! | --- | --- |
+//! | unknown opcode, BIND_MW | LOC_QP_OP_ERR |
+//! | more SGEs or inline bytes than the queue was made for, reserved words that are not 0 | LOC_QP_OP_ERR |
+//! | inline READ or atomic | LOC_QP_OP_ERR |
+//! | READ or atomic with `max_rd_atomic` 0 | LOC_QP_OP_ERR |
+//! | longer than `max_msg_sz`, atomic of other than 8 bytes | LOC_LEN_ERR |
+//! | an SGE's lkey, its range, or no right to write there (READ, atomic) | LOC_PROT_ERR |
+//! | the same when the memory goes while the WR runs | LOC_PROT_ERR |
+//! | LOCAL_INV of a key that is not one of the PD's | LOC_QP_OP_ERR |
 
 #![forbid(unsafe_code)]
 
@@ -162,7 +176,7 @@ impl SendQueue {
             let count = wqe.num_sge as usize;
             (count.saturating_mul(SGE_WORDS), count <= MAX_SGE as usize)
         };
-        let fits = fits && words <= body.len() && wqe.reserved == 0;
+        let fits = fits && words <= body.len() && wqe.reserved == [0; 2];
         if let (true, Some(to)) = (fits, body.get_mut(..words)) {
             self.ring.read(index, SEND_HEAD_WORDS, to);
         }
@@ -179,7 +193,7 @@ impl SendQueue {
             wr_id: wqe.wr_id,
             opcode: wqe.opcode,
             signaled: wr.signaled,
-            key: wqe.imm,
+            key: wqe.imm_data,
             ..SendEntry::default()
         };
         let mut total = 0u64;
@@ -198,13 +212,13 @@ impl SendQueue {
             op::WRITE_IMM => WrOp::WriteImm {
                 va: wqe.remote_addr,
                 rkey: wqe.rkey,
-                imm: u32::from_be(wqe.imm),
+                imm: u32::from_be(wqe.imm_data),
             },
             op::SEND => WrOp::Send,
             op::SEND_IMM => WrOp::SendImm {
-                imm: u32::from_be(wqe.imm),
+                imm: u32::from_be(wqe.imm_data),
             },
-            op::SEND_INV => WrOp::SendInv { rkey: wqe.imm },
+            op::SEND_INV => WrOp::SendInv { rkey: wqe.imm_data },
             op::READ => WrOp::Read {
                 va: wqe.remote_addr,
                 rkey: wqe.rkey,

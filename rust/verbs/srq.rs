@@ -5,6 +5,14 @@
 //! A receive is taken out of the mapped ring when a QP binds it to a message, and copied into
 //! that QP's own table. The program counts its slot as free once it has polled the completion,
 //! or hears that there will be none.
+//!
+//! | refusal | errno |
+//! | --- | --- |
+//! | type other than basic, resize | EOPNOTSUPP |
+//! | no WRs, more WRs or SGEs than the device has | EINVAL |
+//! | a limit above what the SRQ holds | EINVAL |
+//!
+//! A receive that makes no sense is refused when a message takes it (see `rq`).
 
 #![forbid(unsafe_code)]
 

@@ -1,6 +1,11 @@
 // SPDX-License-Identifier: GPL-2.0
 
 //! Contexts: a program that has opened the device, and the version of the ABI it speaks.
+//!
+//! | refusal | errno |
+//! | --- | --- |
+//! | versions of module and provider that do not meet | EPROTO |
+//! | a range of versions the wrong way round, a reserved word that is not 0 | EINVAL |
 
 #![forbid(unsafe_code)]
 

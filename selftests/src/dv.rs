@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0
 //! The functions of infiniband/metarocedv.h, from libmetaroce.so.1: found at run time, so that
 //! the other programs need nothing but libibverbs.
+//!
+//! Unsafe because it calls C functions, at addresses that dlsym gives; what it offers is safe.
 
 use crate::ffi;
 use crate::verbs::{Context, Qp};

@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
-//! Bindings made by build.rs; used by `verbs` and `sys` only.
+//! Bindings made by build.rs; used by `dv`, `verbs` and `sys` only.
+//!
+//! Unsafe because C functions are declared here.
 
 #![allow(
     missing_docs,

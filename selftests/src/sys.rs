@@ -1,5 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0
 //! Memory that a device may read and write, and the few system calls that std lacks.
+//!
+//! Unsafe because it calls C functions, and reaches memory that others change by raw pointers;
+//! what it offers is safe.
 
 use crate::ffi;
 use crate::rng::{self, Mismatch};

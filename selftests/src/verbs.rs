@@ -6,6 +6,8 @@
 //! Memory is named by address and key. The device checks every address against the key, so
 //! a wrong one gives an error completion; only inline data is read by the library itself,
 //! and therefore has to come from [`Mr::sge`].
+//!
+//! Unsafe because it calls C functions and reads their structures; what it offers is safe.
 
 use crate::ffi;
 use crate::sys::{self, Memory};

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB */
 /*
  * What the metaroce kernel module and its libibverbs provider share: the only
- * description of it. Both sides check sizes and offsets at build time.
+ * description of it. Both sides check sizes and offsets against layout.rs when they
+ * are built; it says what a change here asks for.
  *
  * Rings
  * -----

@@ -166,9 +166,16 @@ unsafe extern "C" fn uninit_device(device: *mut sys::verbs_device) {
     unsafe { free(device) }
 }
 
-/// Says on stderr, as libibverbs does in such a case, why this library and the kernel module do
-/// not meet.
-unsafe fn explain_mismatch(device: *mut sys::ibv_device) {
+/// Where libibverbs itself says why it does not use a device.
+const STDERR: c_int = 2;
+
+/// Says why this library and the kernel module do not meet, and which of them is too old, on the
+/// descriptor `to`.
+///
+/// # Safety
+///
+/// `device` is from libibverbs.
+pub(super) unsafe fn explain_mismatch(device: *mut sys::ibv_device, to: c_int) {
     let device = device.cast::<sys::verbs_device>();
     // SAFETY: ibv_device is at the start of verbs_device; sysfs may be NULL.
     let (name, sysfs) = unsafe { ((&raw const (*device).device.name).cast::<c_char>(), (*device).sysfs) };
@@ -181,7 +188,7 @@ unsafe fn explain_mismatch(device: *mut sys::ibv_device) {
         c"metaroce: %s: this plugin is too old for the kernel module: the module speaks ABI versions up to %u, the plugin %u to %u; upgrade the plugin\n"
     };
     // SAFETY: the format takes a string and three numbers; the name ends in NUL.
-    unsafe { sys::dprintf(2, text.as_ptr(), name, kernel, low, high) };
+    unsafe { sys::dprintf(to, text.as_ptr(), name, kernel, low, high) };
 }
 
 /// Agrees with the kernel on an ABI version.
@@ -234,7 +241,7 @@ unsafe extern "C" fn alloc_context(
         let vctx = context.cast::<sys::verbs_context>();
         if let Err(error) = get_context(vctx) {
             if error == EPROTO {
-                explain_mismatch(device);
+                explain_mismatch(device, STDERR);
             }
             sys::verbs_uninit_context(vctx);
             free(context);

@@ -3,10 +3,12 @@
 //! The C side without a device: requests and completions in libibverbs' structures, the rings in
 //! plain memory, and a pipe where the device is opened, so that each doorbell can be read.
 
+use std::ffi::c_char;
 use std::fs::File;
 use std::io::Read;
 use std::mem::zeroed as zero;
 use std::os::fd::{AsRawFd, FromRawFd};
+use std::os::unix::net::UnixStream;
 use std::ptr::{null, null_mut};
 
 use super::cq::Cq;
@@ -527,4 +529,33 @@ fn the_list_of_the_dying() {
     assert_eq!(dying.take(|qp| qp == qps[2]), Some(qps[2]));
     assert_eq!(dying.take(|qp| qp == qps[0]), Some(qps[0]));
     assert!(dying.take(|_| true).is_none());
+}
+
+/// Which side is too old is told from the version that the module has announced in sysfs.
+#[test]
+fn a_mismatch_names_the_side_that_is_too_old() {
+    let (low, high) = (*crate::abi::ABI_VERSIONS.start(), *crate::abi::ABI_VERSIONS.end());
+    let range = format!("the plugin {low} to {high}");
+    for (kernel, old, new) in [(low - 1, "kernel module", "plugin"), (high + 1, "plugin", "kernel module")] {
+        // SAFETY: integers and pointers, both of them.
+        let (mut sysfs, mut device): (sys::verbs_sysfs_dev, sys::verbs_device) = unsafe { (zero(), zero()) };
+        sysfs.abi_ver = kernel;
+        device.sysfs = &mut sysfs;
+        for (to, from) in device.device.name.iter_mut().zip(b"roce7") {
+            *to = *from as c_char;
+        }
+        let (mut told, to) = UnixStream::pair().unwrap();
+        // SAFETY: the device has a name and what sysfs says of it.
+        unsafe { device::explain_mismatch((&raw mut device).cast(), to.as_raw_fd()) };
+        drop(to);
+        let mut text = String::new();
+        told.read_to_string(&mut text).unwrap();
+        let line = text.strip_suffix('\n').unwrap();
+        assert!(!line.contains('\n') && line.starts_with("metaroce: roce7: "), "{line}");
+        let (what, remedy) = line.rsplit_once("; ").unwrap();
+        assert!(what.contains(&format!("{old} is too old for ")), "{kernel}: {what}");
+        assert!(!what.contains(&format!("{new} is too old")), "{kernel}: {what}");
+        assert!(what.contains(&format!("up to {kernel}, {range}")), "{kernel}: {what}");
+        assert_eq!(remedy, format!("upgrade the {}", old.trim_start_matches("kernel ")), "{kernel}");
+    }
 }

@@ -1,8 +1,11 @@
 // SPDX-License-Identifier: GPL-2.0
 
 //! Which edges of the instrumented code were passed, and how often.
+//!
+//! Unsafe because the compiler's constructors call two functions here, with the addresses of the
+//! counters, which the instrumented code changes.
 
-#![allow(unsafe_code)] // two functions that the compiler's constructors call
+#![allow(unsafe_code)]
 
 use std::slice;
 use std::sync::Mutex;
