@@ -116,8 +116,9 @@ pub struct Flow {
 struct Slot {
     source_port: u16,
     plane: u8,
-    /// Of a plane that is not 0.
-    leg: Leg,
+    /// Interface and destination on a plane that is not 0: both can be others one day.
+    interface: u32,
+    remote: [u8; 16],
     dst: Option<Dst>,
 }
 
@@ -131,7 +132,8 @@ impl Flow {
         let slots = os::Vec::from_fn(init.paths, |_| Slot {
             source_port: 0,
             plane: 0,
-            leg: Leg::NONE,
+            interface: 0,
+            remote: [0; 16],
             dst: None,
         })?;
         let routes = KBox::pin_init(new_spinlock!(slots, "metaroce_routes"), GFP_KERNEL)?;
@@ -324,8 +326,8 @@ impl Flow {
     }
 
     /// Sends packets as [`Flow::xmit`] does, each on its plane, in order within each path.
-    /// Packets of one path that follow each other go as one train. `failed` is called with the places in
-    /// `packets` of what could not be sent, and the reason.
+    /// Packets of one path that follow each other go as one train. `failed` is called with the
+    /// places in `packets` of what could not be sent, and the reason.
     pub fn xmit_all<'a>(
         &self,
         packets: impl Iterator<Item = (&'a Transmit, &'a Leg, &'a mut Frags)>,
@@ -408,7 +410,6 @@ impl Flow {
         guard: &'a rcu::Guard,
         ends: &Ends<'_>,
         tx: &Transmit,
-        leg: &Leg,
     ) -> Result<DstRef<'a>, XmitError> {
         let fresh = || {
             self.lookup(link, ends, tx.source_port, tx.flow_label)
@@ -423,7 +424,8 @@ impl Flow {
             drop(slots);
             return Ok(fresh()?.borrow(guard));
         };
-        let same = slot.plane == tx.plane && (tx.plane == 0 || slot.leg == *leg);
+        let same = slot.plane == tx.plane
+            && (tx.plane == 0 || slot.interface == ends.interface && slot.remote == *ends.remote);
         if same && slot.source_port == tx.source_port {
             if let Some(dst) = slot.dst.as_ref().filter(|d| d.is_valid()) {
                 return Ok(dst.borrow(guard));
@@ -435,7 +437,8 @@ impl Flow {
         *slot = Slot {
             source_port: tx.source_port,
             plane: tx.plane,
-            leg: *leg,
+            interface: ends.interface,
+            remote: *ends.remote,
             dst: Some(dst),
         };
         Ok(found)
@@ -525,7 +528,7 @@ impl<'a, F: FnMut(Range<usize>, XmitError)> Burst<'a, F> {
             Some(train) => Ok((train.ends, train.dst)),
             None => flow
                 .ends(self.link, self.guard, tx, leg)
-                .and_then(|ends| Ok((ends, flow.route(self.link, self.guard, &ends, tx, leg)?))),
+                .and_then(|ends| Ok((ends, flow.route(self.link, self.guard, &ends, tx)?))),
         }
         .and_then(|(ends, dst)| Ok((ends, dst, flow.packet(dst, tx, frags)?)));
         let (ends, dst, mut skb) = match made {

@@ -222,9 +222,10 @@ impl Link {
             || (self.planes.get(guard)).is_some_and(|planes| planes.on(device).is_some())
     }
 
-    fn uses(&self, netdev: &NetDev) -> bool {
-        self.netdev == *netdev
-            || (self.planes.get(&rcu::read_lock())).is_some_and(|planes| planes.are_on(netdev))
+    /// Whether the netdev is one of its planes, beside its own netdev.
+    fn has_plane(&self, netdev: &NetDev) -> bool {
+        self.netdev != *netdev
+            && (self.planes.get(&rcu::read_lock())).is_some_and(|planes| planes.are_on(netdev))
     }
 
     /// The socket to send by.
@@ -263,7 +264,7 @@ impl Port {
         if !netdev.is_registered() {
             return Err(ENODEV);
         }
-        if spaces.iter().any(|s| s.members.use_netdev(&netdev)) {
+        if spaces.iter().any(|s| s.members.have_plane(&netdev)) {
             return Err(EEXIST);
         }
         let net = netdev.net();
@@ -355,8 +356,9 @@ impl Port {
         self.link.get(guard).map(|link| &**link)
     }
 
-    /// Changes the planes: `change` gets those of now, and the netdev called `name`. ENODEV: there is no such netdev, it is going, or the port is closed.
-    /// Process context; the caller has the connections told.
+    /// Changes the planes: `change` gets those of now, and the netdev called `name`. ENODEV: there
+    /// is no such netdev, it is going, or the port is closed. Process context; the caller has
+    /// the connections told.
     fn change_planes(
         &self,
         name: &CStr,
@@ -384,7 +386,10 @@ impl Port {
             if !netdev.is_ether() {
                 return Err(EINVAL);
             }
-            if spaces.iter().any(|s| s.members.use_netdev(&netdev)) {
+            let used = |s: &Arc<Space>| {
+                s.members.snapshot(0, &netdev).is_some() || s.members.have_plane(&netdev)
+            };
+            if spaces.iter().any(used) {
                 return Err(EEXIST);
             }
             added = planes.add(netdev, id)?;
@@ -558,10 +563,10 @@ impl Members {
         }
     }
 
-    /// Whether a device is on `netdev` with one of its planes.
-    fn use_netdev(&self, netdev: &NetDev) -> bool {
+    /// Whether `netdev` is a plane of a device, beside that device's own netdev.
+    fn have_plane(&self, netdev: &NetDev) -> bool {
         let mut used = false;
-        self.each(|link| used |= !link.closed.load(Ordering::Relaxed) && link.uses(netdev));
+        self.each(|link| used |= link.has_plane(netdev));
         used
     }
 
