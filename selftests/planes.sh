@@ -130,9 +130,9 @@ shares() {
 start() {
     local program=$1
     shift
-    ip netns exec pl-b "$program" --dev plb --gid "$(gid b)" --listen 18515 --wait 60 >"$work/server" 2>&1 &
+    ip netns exec pl-b "$program" --dev plb --gid "$(gid b)" --listen 18515 >"$work/server" 2>&1 &
     listener=$!
-    ip netns exec pl-a "$program" --dev pla --gid "$(gid a)" --connect 10.94.9.2 --wait 60 "$@" >"$work/client" 2>&1 &
+    ip netns exec pl-a "$program" --dev pla --gid "$(gid a)" --connect 10.94.9.2 "$@" >"$work/client" 2>&1 &
     client=$!
     trap after_failure EXIT
 }
