@@ -60,14 +60,14 @@ devices() {
 }
 down() {
     local n link
-    for n in a b c; do
-        ip netns list | has -w "pl-$n" || continue
+    for n in $(spaces); do
         ip netns pids "pl-$n" | xargs -r kill -KILL 2>/dev/null || :
-        # It may be going already, with the netdev whose peer has gone.
-        for link in $(links $n); do on $n rdma link delete "$link" || :; done
-        ip netns delete "pl-$n"
+        # A link may be going already, with a netdev whose peer has gone.
+        for link in $(links "$n"); do on "$n" rdma link delete "$link" || :; done
     done
+    for n in $(spaces); do ip netns delete "pl-$n"; done
 }
+spaces() { ip netns list | sed -n 's/^pl-\([^ ]*\).*/\1/p'; }
 trap 'down; rm -rf "$work"' EXIT
 links() { on "$1" rdma link 2>/dev/null | awk '$1 == "link" { sub("/.*", "", $2); print $2 }'; }
 no_link_in() { [ -z "$(links "$1")" ]; }
@@ -130,12 +130,8 @@ shares() {
 start() {
     local program=$1 common=()
     shift
-    case $program in
-        # The RDMA core connects no QP while eth0 leads nowhere.
-        mroce-verify) common=(--patience 20) ;;
-        # Which cases are to be run is for both to know.
-        mroce-dv) common=("$@") && set -- ;;
-    esac
+    # Which cases are to be run is for both ends to know.
+    [ "$program" != mroce-dv ] || { common=("$@") && set --; }
     ip netns exec pl-b "$program" --dev plb --gid "$(gid b)" --listen 18515 "${common[@]}" >"$work/server" 2>&1 &
     listener=$!
     ip netns exec pl-a "$program" --dev pla --gid "$(gid a)" --connect 10.94.9.2 "${common[@]}" "$@" >"$work/client" 2>&1 &
@@ -167,9 +163,9 @@ ended_or() { ended || "$@"; }
 # writes, reads: a stream of data from a to b, or to a from b, until kill_ends.
 writes() { start mroce-bench --tests write_bw --seconds 120 --timeout 17; }
 reads() { start mroce-bench --tests read_bw --seconds 120 --timeout 17; }
-# verified SECONDS: traffic whose every byte is checked; reap SECONDS: it ends within that time,
-# without an error.
-verified() { start mroce-verify --short --seconds "$1" --timeout 17 --suites random,flag_after_data --max-size 300k; }
+# verified SECONDS [SUITES]: traffic whose every byte is checked (of random also QPs that come and
+# go); reap SECONDS: it ends within that time, without an error.
+verified() { start mroce-verify --short --seconds "$1" --timeout 17 --suites "${2:-random,flag_after_data}" --max-size 300k; }
 reap() {
     local status=0
     busywait "$1" ended || { kill -KILL "$client" "$listener"; status=1; }
@@ -299,18 +295,18 @@ heal_silent() {
     for n in a b; do on $n tc qdisc delete dev "eth$1" root; done
 }
 
-# cut_verified MODE: planes fail in turn, that of the device's own netdev first, while every
-# byte is checked; each carries again once it is back.
+# cut_verified MODE SUITES: planes fail in turn, that of the device's own netdev first, while
+# every byte is checked; each carries again once it is back.
 cut_verified() {
     local k=0 cuts=0 before
     both
     before=$(sent a)
-    verified "${VERIFY_SECONDS:-6}"
+    verified "${VERIFY_SECONDS:-6}" "$2"
     busywait 15 all_carry a 100000 "$before"
     while ! ended; do
         "fail_$1" $k
         before=$(sent a)
-        busywait 15 ended_or without_carries a $k 300000 "$before"
+        busywait 15 ended_or without_carries a $k 300000 "$before" || { "heal_$1" $k; return 1; }
         "heal_$1" $k
         before=$(sent a)
         busywait 15 ended_or carries a $k 50000 "$before"
@@ -322,8 +318,9 @@ cut_verified() {
     [ $cuts -ge 2 ] || { echo "too few"; return 1; }
     down
 }
-planes_go_down_data_verified() { cut_verified down; }
-planes_fail_silently_data_verified() { cut_verified silent; }
+# (The RDMA core connects no QP while the device's own netdev is off: one QP has to do.)
+planes_go_down_data_verified() { cut_verified down flag_after_data; }
+planes_fail_silently_data_verified() { cut_verified silent random,flag_after_data; }
 
 # quiet NS K: over a moment in which the others carry 2 MB the plane carries at most 20 KB (ARP,
 # questions whether it is back).
