@@ -39,8 +39,9 @@
 //! the QPs attached to it, a queued work item and an armed timer hold the connection.
 //! [`Attachment::disconnect`] takes the QP out under the lock, then waits until no copy for it is
 //! running (`QpInner::copies`); after that nothing of the connection reaches the QP's
-//! memory. [`Table::shutdown`] closes all connections of a device that goes, stops timer
-//! and work of each, and is followed by `synchronize_net` in the device's teardown.
+//! memory. A connection that leaves the table loses its timer; [`Table::shutdown`] stops timer
+//! and work of those that are left when the device goes, and waits until none is alive, also
+//! of those that had left before: nothing of them may run once the module has gone.
 
 #![forbid(unsafe_code)]
 
@@ -72,6 +73,7 @@ use ::kernel::{
     new_mutex, new_spinlock,
     prelude::*,
     sync::{Arc, Mutex, SpinLock},
+    time::{delay::fsleep, Delta},
 };
 
 /// Packets that are taken out of the core in one locked round.
@@ -141,6 +143,8 @@ pub struct Table {
     answers: AtomicU64,
     /// Connections that were made.
     made: AtomicU64,
+    /// Connections that exist, in the table or not any more.
+    living: AtomicUsize,
     /// Held while a connection is looked up or made, so that a pair gets one.
     #[pin]
     connecting: Mutex<()>,
@@ -164,6 +168,7 @@ impl Table {
         pin_init!(Self {
             answers: AtomicU64::new(0),
             made: AtomicU64::new(0),
+            living: AtomicUsize::new(0),
             connecting <- new_mutex!(()),
             slots <- new_spinlock!(Slots { conns: os::Vec::new(), closed: false }),
         })
@@ -227,11 +232,12 @@ impl Table {
         };
         if let Some(conn) = taken {
             conn.device.counters.ended(&conn.counters());
+            conn.stop_timer();
         }
     }
 
-    /// Closes every connection and lets none be made any more. Process context; the
-    /// device's QPs are gone.
+    /// Ends every connection and lets none be made any more; waits until there is none.
+    /// Process context; the device's QPs are gone, and nothing is received any more.
     pub fn shutdown(&self) {
         {
             let _bh = bh::disable();
@@ -243,9 +249,37 @@ impl Table {
                 let mut slots = self.slots.lock();
                 slots.conns.iter_mut().find_map(|c| c.take())
             };
-            let Some(conn) = conn else { return };
+            let Some(conn) = conn else { break };
             conn.stop();
         }
+        // Those that had left the table: their work items are about to run, or a timer that was
+        // armed while its handler ran is about to expire.
+        while self.living.load(Ordering::Acquire) != 0 {
+            fsleep(Delta::from_millis(1));
+        }
+    }
+}
+
+/// A connection's hold on its device, which counts it as long as it lives.
+struct Owner(Arc<DeviceInner>);
+
+impl Owner {
+    fn new(device: &Arc<DeviceInner>) -> Self {
+        device.table.living.fetch_add(1, Ordering::Relaxed);
+        Self(device.clone())
+    }
+}
+
+impl ::core::ops::Deref for Owner {
+    type Target = Arc<DeviceInner>;
+    fn deref(&self) -> &Self::Target {
+        &self.0
+    }
+}
+
+impl Drop for Owner {
+    fn drop(&mut self) {
+        self.0.table.living.fetch_sub(1, Ordering::Release);
     }
 }
 
@@ -258,7 +292,6 @@ pub struct Conn {
     pub key: Key,
     /// Names it for programs, from 1: the id is the peer's to know.
     pub number: u64,
-    device: Arc<DeviceInner>,
     flow: Flow,
     #[pin]
     state: SpinLock<State>,
@@ -270,6 +303,8 @@ pub struct Conn {
     timer: Timer<Self>,
     #[pin]
     work: bh::Item<Self>,
+    /// Dropped last: then there is nothing left of it.
+    device: Owner,
 }
 
 /// Packets that have arrived and are not read yet.
@@ -308,7 +343,7 @@ struct State {
     more: bool,
     /// What the timer is armed for; `Time::MAX` is "not".
     armed: Time,
-    /// The device goes or the peers have parted: no timer, no work any more.
+    /// The device goes or the peers have parted: no timer any more.
     stopped: bool,
 }
 
@@ -649,13 +684,13 @@ impl Conn {
                 cid,
                 key,
                 number: device.table.made.fetch_add(1, Ordering::Relaxed) + 1,
-                device: device.clone(),
                 flow,
                 state <- new_spinlock!(state),
                 waiting: AtomicUsize::new(0),
                 inbox <- new_spinlock!(inbox),
                 timer <- Timer::new(),
                 work <- bh::Item::new(),
+                device: Owner::new(device),
             }),
             GFP_KERNEL,
         )
@@ -666,6 +701,16 @@ impl Conn {
         let _bh = bh::disable();
         let counters = *self.state.lock().core.counters();
         counters
+    }
+
+    /// It is in the table no more: from now on nothing happens by itself. QPs that are still
+    /// attached, to a connection that has failed, are flushed by work and verbs.
+    fn stop_timer(self: &Arc<Self>) {
+        {
+            let _bh = bh::disable();
+            self.state.lock().stopped = true;
+        }
+        timer::cancel(self);
     }
 
     /// Stops timer and work for good. Process context.
@@ -1098,9 +1143,6 @@ impl BhWork for Conn {
             this.read();
             {
                 let mut state = this.state.lock();
-                if state.stopped {
-                    return;
-                }
                 let now = net::now();
                 state.core.end_of_batch(now);
                 if state.core.report_is_due(now) {
