@@ -644,10 +644,13 @@ fn reply_without_state(device: &Arc<DeviceInner>, packet: &Packet<'_>, skb: &Skb
     }
     tx.source_port = skb.source_port();
     // A reply that cannot be sent is as good as lost; the peer asks again.
-    let _ = Flow::answering(&device.port, skb).xmit(&tx, &mut Frags::new());
+    let _ = Flow::answering(&device.port, skb).xmit(&tx);
 }
 
 impl Conn {
+    /// Out of line: what passes through its frame is large, and where softirqs are switched on
+    /// again they run on top of the caller's.
+    #[inline(never)]
     fn new(
         device: &Arc<DeviceInner>,
         cid: u64,
@@ -1069,7 +1072,7 @@ impl Conn {
         let mut unsent = 0u64;
         let packets = batch.slots.iter_mut().take(batch.used).map(|slot| {
             slot.bytes = u64::from(slot.tx.header_len) + slot.frags.len() as u64;
-            (&slot.tx, &mut slot.frags)
+            (&slot.tx, Some(&mut slot.frags))
         });
         self.flow.xmit_all(packets, |places, why| {
             // What cannot go at all counts as lost, and is tried again ever more seldom.
