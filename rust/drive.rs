@@ -11,6 +11,7 @@
 //! | the inbox, end of a receive batch, more work than one round | softirq (bottom-half work) | [`BhWork::run`] |
 //! | the connection's timer | softirq (hrtimer) | [`timer::Handler::expired`] |
 //! | doorbell, modify, destroy | process | [`connect`] and the methods of [`Attachment`] |
+//! | news of the device's planes | process | [`Table::planes_changed`] |
 //!
 //! # Lock order
 //!
@@ -42,6 +43,14 @@
 //! memory. A connection that leaves the table loses its timer; [`Table::shutdown`] stops timer
 //! and work of those that are left when the device goes, and waits until none is alive, also
 //! of those that had left before: nothing of them may run once the module has gone.
+//! It takes `Table::connecting`, which [`Table::planes_changed`] holds: no news comes afterwards.
+//!
+//! # Planes
+//!
+//! While the device has one plane and the peer has announced none, the core knows of one, too,
+//! and nothing here looks for others. Memory for more is given to the core in process context,
+//! by whoever holds `Table::connecting`: when the device gets a plane, when a connection of a
+//! device with planes is made, and when a peer has announced its own (which softirq only notes).
 
 #![forbid(unsafe_code)]
 
@@ -51,7 +60,7 @@ use crate::{
         timer::{self, Timer},
     },
     mem::{Frags, Refused},
-    net::{self, Flow, Skb, SkbQueue, XmitError},
+    net::{self, Flow, Leg, Skb, SkbQueue, XmitError},
     os,
     proto::{
         api::{
@@ -60,7 +69,7 @@ use crate::{
         },
         connection::{self, Connection},
         stream,
-        wire::{self, Body, Packet, Type},
+        wire::{self, Body, Packet, PlaneAddress, Type, PLANES_MAX},
     },
     verbs::{
         device::DeviceInner,
@@ -68,7 +77,7 @@ use crate::{
         qp::{CopyPlan, Notify, QpInner},
     },
 };
-use ::core::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use ::core::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use ::kernel::{
     new_mutex, new_spinlock,
     prelude::*,
@@ -240,6 +249,7 @@ impl Table {
     /// Process context; the device's QPs are gone, and nothing is received any more.
     pub fn shutdown(&self) {
         {
+            let _serial = self.connecting.lock();
             let _bh = bh::disable();
             self.slots.lock().closed = true;
         }
@@ -257,6 +267,18 @@ impl Table {
         while self.living.load(Ordering::Acquire) != 0 {
             fsleep(Delta::from_millis(1));
         }
+    }
+
+    /// Tells all connections which planes there are. Process context.
+    pub fn planes_changed(&self) {
+        let _serial = self.connecting.lock();
+        // None is there when the table is closed, and none is added meanwhile.
+        self.for_each(|conn| {
+            if conn.update_planes() {
+                let _bh = bh::disable();
+                conn.run();
+            }
+        });
     }
 }
 
@@ -293,6 +315,10 @@ pub struct Conn {
     /// Names it for programs, from 1: the id is the peer's to know.
     pub number: u64,
     flow: Flow,
+    /// The core has memory for more than one plane. Changed by whoever holds `connecting`.
+    has_planes: AtomicBool,
+    /// The peer has announced planes.
+    peer_has_planes: AtomicBool,
     #[pin]
     state: SpinLock<State>,
     /// Packets in the inbox and those that are just being read out of it.
@@ -374,6 +400,8 @@ impl Held {
 /// One packet on its way out.
 struct Slot {
     tx: Transmit,
+    /// Its way, when it is not that of the flow's own addresses.
+    leg: Leg,
     frags: Frags,
     /// A queue refused it.
     unsent: bool,
@@ -405,6 +433,7 @@ impl Batch {
         Ok(os::try_box(Self {
             slots: os::Vec::from_fn(BATCH, |_| Slot {
                 tx: Transmit::new(),
+                leg: Leg::NONE,
                 frags: Frags::new(),
                 unsent: false,
                 bytes: 0,
@@ -497,8 +526,10 @@ pub fn receive(device: &Arc<DeviceInner>, skb: Skb) {
         let mut state = conn.state.lock();
         arrival.placed(&mut state, net::now());
     }
-    if let Some(why) = arrival.dropped {
-        device.count_drop(why);
+    match arrival.dropped {
+        Some(why) => device.count_drop(why),
+        None if kind == Some(Type::Planes) => conn.peer_has_told(),
+        None => {}
     }
     drop(arrival);
     conn.wake(urgent);
@@ -543,7 +574,7 @@ impl Arrival {
             self.skip = packet.header_len() as u32;
             let info = RxInfo {
                 ce: skb.ce(),
-                plane: 0,
+                plane: skb.plane(),
                 payload_len: skb.len().saturating_sub(self.skip),
             };
             let mut host = Answers {
@@ -688,6 +719,8 @@ impl Conn {
                 key,
                 number: device.table.made.fetch_add(1, Ordering::Relaxed) + 1,
                 flow,
+                has_planes: AtomicBool::new(false),
+                peer_has_planes: AtomicBool::new(false),
                 state <- new_spinlock!(state),
                 waiting: AtomicUsize::new(0),
                 inbox <- new_spinlock!(inbox),
@@ -697,6 +730,50 @@ impl Conn {
             }),
             GFP_KERNEL,
         )
+    }
+
+    /// The peer has told about its planes. The first time memory is needed for them.
+    fn peer_has_told(&self) {
+        if !self.peer_has_planes.swap(true, Ordering::Relaxed)
+            && !self.has_planes.load(Ordering::Relaxed)
+        {
+            self.device.port.mark();
+        }
+    }
+
+    /// Tells the core which planes the device has. Returns whether it may have something to send
+    /// now. Process context; the caller holds `connecting`.
+    fn update_planes(&self) -> bool {
+        let mut list = [PlaneAddress::default(); PLANES_MAX];
+        let Some((count, set)) = self.flow.planes(&mut list) else {
+            return false;
+        };
+        let mut memory = None;
+        if !self.has_planes.load(Ordering::Relaxed) {
+            if !set && !self.peer_has_planes.load(Ordering::Relaxed) {
+                return false;
+            }
+            // Without memory it stays on the plane it has, until there are other news.
+            memory = Connection::plane_memory().ok();
+            if memory.is_none() {
+                return false;
+            }
+            self.has_planes.store(true, Ordering::Relaxed);
+        }
+        let list = list.get(..count).unwrap_or(&[]);
+        let old = {
+            let _bh = bh::disable();
+            let mut state = self.state.lock();
+            if state.stopped {
+                return false;
+            }
+            let old = memory.map(|memory| state.core.allow_planes(memory));
+            state.core.set_planes(net::now(), list);
+            old
+        };
+        // Its memory is freed outside the lock.
+        drop(old);
+        true
     }
 
     /// What it has counted. Any context, without its lock.
@@ -1054,7 +1131,16 @@ impl Conn {
                     .and_then(|qp| qp.read_slice(request, offset, len, &mut slot.frags)),
             };
             match found {
-                Ok(()) => batch.used += 1,
+                Ok(()) => {
+                    // The core's plane is this one now, and may soon be another.
+                    if slot.tx.plane != 0 {
+                        slot.leg = core.plane(slot.tx.plane).map_or(Leg::NONE, |p| Leg {
+                            local: p.local,
+                            remote: p.remote_gid,
+                        });
+                    }
+                    batch.used += 1;
+                }
                 // The memory is gone (deregistered under a running WR): the stream fails,
                 // and its packets become void.
                 Err(Refused) => {
@@ -1072,7 +1158,7 @@ impl Conn {
         let mut unsent = 0u64;
         let packets = batch.slots.iter_mut().take(batch.used).map(|slot| {
             slot.bytes = u64::from(slot.tx.header_len) + slot.frags.len() as u64;
-            (&slot.tx, Some(&mut slot.frags))
+            (&slot.tx, &slot.leg, Some(&mut slot.frags))
         });
         self.flow.xmit_all(packets, |places, why| {
             // What cannot go at all counts as lost, and is tried again ever more seldom.
@@ -1104,7 +1190,8 @@ fn path_changed(
     let Some(path) = core.paths().nth(usize::from(path)) else {
         return;
     };
-    if history.record(now, &path) {
+    let plane = core.plane(path.plane).map_or(0, |p| p.local);
+    if history.record(now, &path, plane) {
         for stream in history.listeners() {
             if let Some(qp) = qp_of(qps, *stream) {
                 qp.path_changed(&mut batch.notify);
@@ -1149,8 +1236,7 @@ impl BhWork for Conn {
                 let now = net::now();
                 state.core.end_of_batch(now);
                 if state.core.report_is_due(now) {
-                    let mut shares = this.device.shares.lock();
-                    state.core.report(now, &mut shares);
+                    this.device.report(now, &mut state.core);
                 }
             }
             Conn::run(&this);
@@ -1274,15 +1360,18 @@ impl Table {
         };
         let cid = (net::random_u64() & !INDEX_MASK) | index as u64;
         let conn = Conn::new(device, cid, key, flow, paths)?;
-        let _bh = bh::disable();
-        let mut slots = self.slots.lock();
-        if slots.closed {
-            return Err(ENODEV);
+        {
+            let _bh = bh::disable();
+            let mut slots = self.slots.lock();
+            if slots.closed {
+                return Err(ENODEV);
+            }
+            match slots.conns.get_mut(index) {
+                Some(slot) => *slot = Some(conn.clone()),
+                None => return Err(ENOSPC),
+            }
         }
-        match slots.conns.get_mut(index) {
-            Some(slot) => *slot = Some(conn.clone()),
-            None => return Err(ENOSPC),
-        }
+        conn.update_planes();
         Ok(conn)
     }
 }
@@ -1351,6 +1440,8 @@ pub struct Summary {
     pub peer: [u8; 16],
     /// Paths; 0 while it is not up.
     pub paths: u64,
+    /// Planes that have paths.
+    pub planes: u64,
     /// Paths that take packets. The following three are theirs.
     pub paths_good: u64,
     /// Mean of the smoothed round-trip times, ns; 0 is unknown.
@@ -1396,6 +1487,7 @@ impl Attachment {
         let _bh = bh::disable();
         let state = self.conn.state.lock();
         sum.retransmits = state.core.counters().retransmits;
+        sum.planes = state.core.planes().filter(|p| p.paths != 0).count() as u64;
         for path in state.core.paths() {
             sum.paths += 1;
             if path.health == connection::Health::Good {

@@ -51,6 +51,11 @@ bool metaroce_queue_bh_work_on(int cpu, struct work_struct *work)
 	return queue_work_on(cpu, system_bh_wq, work);
 }
 
+bool metaroce_queue_work(struct work_struct *work)
+{
+	return queue_work(system_dfl_wq, work);
+}
+
 unsigned int metaroce_this_cpu(void)
 {
 	return raw_smp_processor_id();
@@ -106,6 +111,43 @@ bool metaroce_netdev_is_loopback(const struct net_device *dev)
 struct net *metaroce_dev_net(const struct net_device *dev)
 {
 	return dev_net(dev);
+}
+
+/* its first IPv4 address that is no secondary one, 0: none; under the RCU read lock */
+__be32 metaroce_first_address4(const struct net_device *dev)
+{
+	struct in_device *in_dev = __in_dev_get_rcu(dev);
+	const struct in_ifaddr *ifa;
+
+	if (!in_dev)
+		return 0;
+	in_dev_for_each_ifa_rcu(ifa, in_dev) {
+		if (!(ifa->ifa_flags & IFA_F_SECONDARY))
+			return ifa->ifa_local;
+	}
+	return 0;
+}
+
+/* the first IPv6 address of global scope that nobody else has; under the RCU read lock */
+bool metaroce_first_address6(const struct net_device *dev, struct in6_addr *addr)
+{
+	struct inet6_dev *idev = __in6_dev_get(dev);
+	const struct inet6_ifaddr *ifa;
+	bool found = false;
+
+	if (!idev)
+		return false;
+	read_lock_bh(&idev->lock);
+	list_for_each_entry(ifa, &idev->addr_list, if_list) {
+		found = !(ifa->flags & IFA_F_DADFAILED) &&
+			ipv6_addr_src_scope(&ifa->addr) == IPV6_ADDR_SCOPE_GLOBAL;
+		if (found) {
+			*addr = ifa->addr;
+			break;
+		}
+	}
+	read_unlock_bh(&idev->lock);
+	return found;
 }
 
 /* constants that bindgen cannot evaluate or whose header is not listed */
@@ -318,6 +360,17 @@ void metaroce_skb_set_gso_fraglist(struct sk_buff *skb, u16 size, u16 segs, bool
 	skb_shinfo(skb)->gso_segs = segs;
 	if (!partial)
 		skb->ip_summed = CHECKSUM_UNNECESSARY;
+}
+
+/* A packet that was received is ours, and so is its mark. */
+u32 metaroce_skb_mark(const struct sk_buff *skb)
+{
+	return skb->mark;
+}
+
+void metaroce_skb_set_mark(struct sk_buff *skb, u32 mark)
+{
+	skb->mark = mark;
 }
 
 bool metaroce_skb_set_owner_sk_safe(struct sk_buff *skb, struct sock *sk)
@@ -672,4 +725,59 @@ static const struct uapi_definition metaroce_definitions[] = {
 void metaroce_set_definitions(struct ib_device *dev)
 {
 	dev->driver_def = metaroce_definitions;
+}
+
+/* Attributes of a device: its planes (kernel_ext/ib_planes.rs) */
+enum metaroce_plane_change {
+	METAROCE_PLANE_ADD,
+	METAROCE_PLANE_DEL,
+	METAROCE_PLANE_DRAIN,
+	METAROCE_PLANE_RESUME,
+};
+
+int metaroce_planes_change(struct ib_device *dev, enum metaroce_plane_change change,
+			   const char *text, size_t len);
+ssize_t metaroce_planes_show(struct ib_device *dev, char *text, size_t room);
+
+static ssize_t list_show(struct device *dev, struct device_attribute *attr, char *buf)
+{
+	return metaroce_planes_show(rdma_device_to_ibdev(dev), buf, PAGE_SIZE);
+}
+static DEVICE_ATTR_RO(list);
+
+#define METAROCE_PLANE_ATTR(_name, _change)						\
+static ssize_t _name##_store(struct device *dev, struct device_attribute *attr,	\
+			     const char *buf, size_t count)				\
+{											\
+	int ret;									\
+											\
+	if (!capable(CAP_NET_ADMIN))							\
+		return -EPERM;								\
+	ret = metaroce_planes_change(rdma_device_to_ibdev(dev), _change, buf, count);	\
+	return ret ?: count;								\
+}											\
+static DEVICE_ATTR_WO(_name)
+
+METAROCE_PLANE_ATTR(add, METAROCE_PLANE_ADD);
+METAROCE_PLANE_ATTR(del, METAROCE_PLANE_DEL);
+METAROCE_PLANE_ATTR(drain, METAROCE_PLANE_DRAIN);
+METAROCE_PLANE_ATTR(resume, METAROCE_PLANE_RESUME);
+
+static struct attribute *metaroce_plane_attrs[] = {
+	&dev_attr_list.attr,
+	&dev_attr_add.attr,
+	&dev_attr_del.attr,
+	&dev_attr_drain.attr,
+	&dev_attr_resume.attr,
+	NULL,
+};
+
+static const struct attribute_group metaroce_plane_files = {
+	.name = "planes",
+	.attrs = metaroce_plane_attrs,
+};
+
+const struct attribute_group *metaroce_plane_group(void)
+{
+	return &metaroce_plane_files;
 }

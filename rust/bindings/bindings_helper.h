@@ -9,9 +9,11 @@
 
 #include <linux/hrtimer_types.h>
 
+#include <linux/capability.h>
 #include <linux/cgroup_rdma.h>
 #include <linux/completion.h>
 #include <linux/crc32.h>
+#include <linux/device.h>
 #include <linux/dma-mapping.h>
 #include <linux/errno.h>
 #include <linux/ethtool.h>

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Bottom halves: switching them off, and work items that run in them.
+//! Bottom halves: switching them off, and work items that run in them or in process context.
 //!
 //! C headers: `include/linux/bottom_half.h`, `include/linux/workqueue.h`.
 
@@ -31,16 +31,19 @@ impl Drop for Disabled {
     }
 }
 
-/// An object with one work item that runs in softirq context, on one CPU at a time.
+/// An object with one work item that runs on one CPU at a time.
 pub trait BhWork: Send + Sync + Sized {
+    /// Runs in process context, and may sleep; otherwise in softirq context.
+    const SLEEPS: bool = false;
+
     /// The item inside the object.
     fn item(&self) -> &Item<Self>;
 
-    /// Runs in softirq context.
+    /// Does the work.
     fn run(this: Arc<Self>);
 }
 
-/// A work item of the bottom-half workqueue inside a `T`. While it is queued it owns a
+/// A work item of the bottom-half or another workqueue inside a `T`. While it is queued it owns a
 /// reference to its object.
 #[repr(C)]
 #[pin_data]
@@ -72,11 +75,16 @@ impl<T: BhWork> Item<T> {
     }
 }
 
-/// Queues `object`'s item on this CPU, unless it is queued already. Any context.
+/// Queues `object`'s item, one for softirq context on this CPU, unless it is queued already.
+/// Any context.
 pub fn queue<T: BhWork>(object: &Arc<T>) {
     // SAFETY: `hand_over` passes an item that was initialised at creation.
     hand_over(object, |work| unsafe {
-        bindings::metaroce_queue_bh_work(work)
+        if T::SLEEPS {
+            bindings::metaroce_queue_work(work)
+        } else {
+            bindings::metaroce_queue_bh_work(work)
+        }
     });
 }
 

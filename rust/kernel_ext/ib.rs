@@ -13,12 +13,13 @@
 use super::{
     ib_attr::*,
     ib_dv::{Arguments, Method},
+    ib_planes::Change,
     net::NetDev,
     restrack::Details,
 };
 use crate::{bindings, queue::Memory};
 use ::core::{
-    fmt::Write,
+    fmt::{self, Write},
     marker::PhantomData,
     mem::{size_of, MaybeUninit},
     ptr::{self, NonNull},
@@ -130,6 +131,11 @@ pub trait Operations: Send + Sync + Sized + 'static {
     fn doorbell(&self, qp: &Self::Qp) -> Result;
     /// A method of the driver's own.
     fn extension(&self, qp: &Self::Qp, method: Method, arguments: &Arguments<'_>) -> Result;
+
+    /// Changes the device's planes as `text`, written into a file of it, says.
+    fn change_planes(&self, change: Change, text: &[u8]) -> Result;
+    /// What is read of the device's planes.
+    fn show_planes(&self, out: &mut dyn Write) -> fmt::Result;
 
     /// Adds to what the core shows of a QP.
     fn show_qp(&self, qp: &Self::Qp, out: &mut Details<'_>) -> Result;
@@ -778,6 +784,16 @@ pub(super) unsafe fn qp_of<'a, T: Operations>(raw: *mut bindings::ib_qp) -> (&'a
     }
 }
 
+/// The data of a device.
+///
+/// # Safety
+///
+/// `raw` is a device of `T`, and alive.
+pub(super) unsafe fn device_of<'a, T: Operations>(raw: *mut bindings::ib_device) -> &'a T {
+    // SAFETY: guaranteed by the caller.
+    unsafe { VTable::<T>::device(raw) }
+}
+
 /// The table of callbacks.
 struct VTable<T>(PhantomData<T>);
 
@@ -852,6 +868,9 @@ impl<T: Operations> VTable<T> {
         ops.fill_res_cq_entry = Some(Self::show_cq);
         ops.fill_res_srq_entry = Some(Self::show_srq);
         ops.fill_res_mr_entry = Some(Self::show_mr);
+
+        // SAFETY: only returns a pointer to what is static.
+        ops.device_group = unsafe { bindings::metaroce_plane_group() };
 
         ops.alloc_hw_port_stats = Some(Self::alloc_stats);
         ops.get_hw_stats = Some(Self::get_stats);

@@ -8,6 +8,7 @@ pub mod dst;
 pub mod ib;
 pub mod ib_attr;
 pub mod ib_dv;
+pub mod ib_planes;
 pub mod ids;
 #[cfg(CONFIG_KUNIT = "y")]
 mod kunit;

@@ -85,9 +85,37 @@ impl NetDev {
         unsafe { self.0.as_ref() }
     }
 
+    /// The device called `name` in `net`, which lives.
+    pub fn find(net: NetId, name: &CStr) -> Option<Self> {
+        // SAFETY: The namespace lives, `name` is zero-terminated.
+        let dev = unsafe { bindings::dev_get_by_name(net.as_ptr(), name.as_char_ptr()) };
+        // The reference that was taken passes to the result.
+        NonNull::new(dev).map(Self)
+    }
+
     /// Interface index.
     pub fn index(&self) -> u32 {
         self.raw().ifindex as u32
+    }
+
+    /// Its first IPv4 address that is no secondary one, as a GID.
+    pub fn ipv4(&self, _guard: &rcu::Guard) -> Option<[u8; 16]> {
+        // SAFETY: `self` holds a reference, and the RCU read lock is held.
+        match unsafe { bindings::metaroce_first_address4(self.as_ptr()) } {
+            0 => None,
+            v4 => Some(mapped(v4.to_ne_bytes())),
+        }
+    }
+
+    /// Its first IPv6 address of global scope.
+    pub fn ipv6(&self, _guard: &rcu::Guard) -> Option<[u8; 16]> {
+        let mut addr = bindings::in6_addr::default();
+        // SAFETY: `self` holds a reference, the RCU read lock is held, and `addr` is valid for
+        // writing.
+        let found = unsafe { bindings::metaroce_first_address6(self.as_ptr(), &mut addr) };
+        // SAFETY: Every form of the address is the same 16 bytes.
+        let gid = unsafe { addr.in6_u.u6_addr8 };
+        found.then_some(gid)
     }
 
     /// Interface name.
@@ -133,6 +161,13 @@ impl NetDev {
         }
         // SAFETY: `self` holds a reference, `upper` lives, and its RCU read lock is held.
         unsafe { bindings::netdev_has_upper_dev_all_rcu(self.as_ptr(), upper) }
+    }
+}
+
+impl PartialEq for NetDev {
+    /// Whether it is the same device.
+    fn eq(&self, other: &Self) -> bool {
+        self.0 == other.0
     }
 }
 
@@ -259,7 +294,21 @@ pub enum NetdevEvent {
 /// Somebody who wants news about network devices.
 pub trait Observer: Send + Sync + 'static {
     /// Something happened to `dev`. Process context, under RTNL.
-    fn netdev(&self, event: NetdevEvent, dev: &NetDev);
+    fn netdev(this: &Arc<Self>, event: NetdevEvent, dev: &NetDev);
+
+    /// An IP address came or went. Any context but hard interrupts.
+    fn addresses(this: &Arc<Self>);
+}
+
+/// What a [`Notifier`] brings.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum News {
+    /// [`Observer::netdev`]; at first of all devices that are there.
+    Devices,
+    /// [`Observer::addresses`], of IPv4.
+    Ipv4,
+    /// [`Observer::addresses`], of IPv6.
+    Ipv6,
 }
 
 /// A registered [`Observer`]; unregisters when dropped (process context, without RTNL).
@@ -269,6 +318,7 @@ pub struct Notifier<T: Observer> {
     #[pin]
     block: Opaque<bindings::notifier_block>,
     observer: Arc<T>,
+    news: News,
     #[pin]
     _pin: PhantomPinned,
 }
@@ -278,23 +328,35 @@ unsafe impl<T: Observer> Send for Notifier<T> {}
 // SAFETY: As above.
 unsafe impl<T: Observer> Sync for Notifier<T> {}
 
+/// What the kernel calls with news.
+type Callback = unsafe extern "C" fn(*mut bindings::notifier_block, c_ulong, *mut c_void) -> c_int;
+
 impl<T: Observer> Notifier<T> {
-    /// Registers `observer`, which hears at once of all devices that are there.
-    pub fn new(observer: Arc<T>) -> impl PinInit<Self, Error> {
+    /// Registers `observer`.
+    pub fn new(observer: Arc<T>, news: News) -> impl PinInit<Self, Error> {
         try_pin_init!(&this in Self {
             observer,
+            news,
             _pin: PhantomPinned,
-            block <- Opaque::try_ffi_init(|slot: *mut bindings::notifier_block| {
+            block <- Opaque::try_ffi_init(move |slot: *mut bindings::notifier_block| {
+                let call: Callback = match news {
+                    News::Devices => notify::<T>,
+                    News::Ipv4 | News::Ipv6 => notify_address::<T>,
+                };
                 // SAFETY: `slot` is valid for writes. It is the first field of a value whose
                 // other fields are initialised (they come first), and that stays where it
                 // is until `drop` has unregistered it.
                 to_result(unsafe {
                     slot.write(bindings::notifier_block {
-                        notifier_call: Some(notify::<T>),
+                        notifier_call: Some(call),
                         ..Default::default()
                     });
                     let _ = this;
-                    bindings::register_netdevice_notifier(slot)
+                    match news {
+                        News::Devices => bindings::register_netdevice_notifier(slot),
+                        News::Ipv4 => bindings::register_inetaddr_notifier(slot),
+                        News::Ipv6 => bindings::register_inet6addr_notifier(slot),
+                    }
                 })
             }),
         })
@@ -304,8 +366,15 @@ impl<T: Observer> Notifier<T> {
 #[pinned_drop]
 impl<T: Observer> PinnedDrop for Notifier<T> {
     fn drop(self: Pin<&mut Self>) {
-        // SAFETY: Registered in `new`.
-        unsafe { bindings::unregister_netdevice_notifier(self.block.get()) };
+        let block = self.block.get();
+        // SAFETY: Registered in `new`, with the same list.
+        unsafe {
+            match self.news {
+                News::Devices => bindings::unregister_netdevice_notifier(block),
+                News::Ipv4 => bindings::unregister_inetaddr_notifier(block),
+                News::Ipv6 => bindings::unregister_inet6addr_notifier(block),
+            }
+        };
     }
 }
 
@@ -335,6 +404,20 @@ unsafe extern "C" fn notify<T: Observer>(
         return bindings::NOTIFY_DONE as c_int;
     };
     // SAFETY: The device lives during the notification.
-    observer.netdev(event, &unsafe { NetDev::get(dev) });
+    T::netdev(observer, event, &unsafe { NetDev::get(dev) });
+    bindings::NOTIFY_DONE as c_int
+}
+
+/// # Safety
+///
+/// Only called by the kernel, for a block that `Notifier::new` registered.
+unsafe extern "C" fn notify_address<T: Observer>(
+    block: *mut bindings::notifier_block,
+    _event: c_ulong,
+    _info: *mut c_void,
+) -> c_int {
+    // SAFETY: `block` is the first field of a `repr(C)` notifier, which lives while it is
+    // registered.
+    T::addresses(unsafe { &(*block.cast::<Notifier<T>>()).observer });
     bindings::NOTIFY_DONE as c_int
 }

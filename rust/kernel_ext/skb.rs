@@ -209,6 +209,18 @@ impl Skb {
         unsafe { bindings::metaroce_skb_iif(self.as_ptr()) }
     }
 
+    /// Plane of the device that it came in on, once that was said.
+    pub fn plane(&self) -> u8 {
+        // SAFETY: `self` owns the packet.
+        unsafe { bindings::metaroce_skb_mark(self.as_ptr()) as u8 }
+    }
+
+    /// Says which plane it came in on.
+    pub fn set_plane(&mut self, plane: u8) {
+        // SAFETY: `self` owns the packet.
+        unsafe { bindings::metaroce_skb_set_mark(self.as_ptr(), plane.into()) };
+    }
+
     /// Whether a network card's own queue brought it. Otherwise a device of software did,
     /// on the CPU that sent it.
     pub fn has_queue(&self) -> bool {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Sending the packets of one connection on one plane.
+//! Sending the packets of one connection, on its own plane and on others.
 
 #![forbid(unsafe_code)]
 
@@ -9,7 +9,7 @@ use crate::{
     kernel_ext::{
         bh,
         dst::{Dst, DstRef, FlowKey},
-        net::ipv4_of,
+        net::{device_of_address, ipv4_of},
         skb::{Headers, TxSkb, IPV4_LEN, IPV6_LEN, MAX_PAGES, UDP_LEN},
         udp::Sock,
     },
@@ -17,7 +17,7 @@ use crate::{
     os,
     proto::{
         api::{Payload, Transmit},
-        wire,
+        wire::{self, PlaneAddress, PLANES_MAX},
     },
 };
 use ::core::{
@@ -64,6 +64,37 @@ pub struct FlowInit {
     pub paths: usize,
 }
 
+/// The way of packets whose [`Transmit::plane`] is not 0: from a plane of the device to an
+/// address of the peer.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub struct Leg {
+    /// Plane of the device; 0 is that of the flow's own local GID.
+    pub local: u8,
+    /// The peer's GID, of the same family as the flow's own.
+    pub remote: [u8; 16],
+}
+
+impl Leg {
+    /// Leads nowhere.
+    pub const NONE: Self = Self {
+        local: u8::MAX,
+        remote: [0; 16],
+    };
+}
+
+/// From where to where packets go.
+#[derive(Clone, Copy)]
+struct Ends<'a> {
+    local: &'a [u8; 16],
+    remote: &'a [u8; 16],
+    /// Index of the interface that has the local GID.
+    interface: u32,
+    /// See [`Link::has_line`].
+    has_line: bool,
+    /// Tells flow hashes of different pairs of addresses apart.
+    pair: u64,
+}
+
 /// Where the packets of a connection go.
 pub struct Flow {
     port: Arc<Port>,
@@ -72,7 +103,7 @@ pub struct Flow {
     remote: [u8; 16],
     class: u8,
     hop_limit: u8,
-    /// Tells flow hashes of different pairs of hosts apart.
+    /// See [`Ends::pair`].
     pair: u64,
     /// What packets carry beside those of the handshake, which carry both: `CRC`,
     /// `UDP_CHECKSUM`; and `WITHIN`.
@@ -81,10 +112,13 @@ pub struct Flow {
     routes: Option<Pin<KBox<SpinLock<os::Vec<Slot>>>>>,
 }
 
-/// The route of a path, as long as its source port stays the same.
-#[derive(Default)]
+/// The route of a path, as long as its source port and its plane stay the same.
 struct Slot {
     source_port: u16,
+    plane: u8,
+    /// Interface and destination on a plane that is not 0: both can be others one day.
+    interface: u32,
+    remote: [u8; 16],
     dst: Option<Dst>,
 }
 
@@ -95,7 +129,13 @@ impl Flow {
         if ipv4_of(&init.local).is_some() != ipv4_of(&init.remote).is_some() {
             return Err(EINVAL);
         }
-        let slots = os::Vec::from_fn(init.paths, |_| Slot::default())?;
+        let slots = os::Vec::from_fn(init.paths, |_| Slot {
+            source_port: 0,
+            plane: 0,
+            interface: 0,
+            remote: [0; 16],
+            dst: None,
+        })?;
         let routes = KBox::pin_init(new_spinlock!(slots, "metaroce_routes"), GFP_KERNEL)?;
         let mut flow = Self::bare(init.port, init.interface, init.local, init.remote);
         flow.class = init.traffic_class & !3 | ECT0;
@@ -178,7 +218,7 @@ impl Flow {
             .link(&guard)
             .map(|link| {
                 let own = link.netdev.mtu();
-                match self.lookup(link, 0, 0) {
+                match self.lookup(link, &self.home(link), 0, 0) {
                     Ok(dst) => dst.borrow(&guard).interface_mtu().min(own),
                     Err(_) => own,
                 }
@@ -186,22 +226,111 @@ impl Flow {
             .unwrap_or(0)
     }
 
-    /// Sends a packet whose payload, if any, is padding. Every context but hard interrupts;
-    /// calls for one path one after the other. (Room for pages would not fit on the stack of a
-    /// softirq that came in the middle of something else.)
+    /// The planes of the device that its connection may use, in `list`, with their addresses:
+    /// how many, and whether the administrator has set any. `None`: the port is closed, or the
+    /// local GID is that of another netdev above the device's own (a VLAN), which has no planes.
+    pub fn planes(&self, list: &mut [PlaneAddress; PLANES_MAX]) -> Option<(usize, bool)> {
+        let guard = rcu::read_lock();
+        let link = self.port.link(&guard)?;
+        if self.interface != 0 && self.interface != link.netdev.index() {
+            return None;
+        }
+        let mut count = 0;
+        let mut places = list.iter_mut();
+        let mut add = |id: u8, draining: bool, gid: &[u8; 16]| {
+            if let Some(place) = places.next() {
+                *place = PlaneAddress {
+                    id,
+                    draining,
+                    gid: *gid,
+                };
+                count += 1;
+            }
+        };
+        let planes = link.planes.get(&guard);
+        match planes {
+            None => add(0, false, &self.local),
+            Some(planes) => {
+                // The device's other addresses of plane 0 are those of other connections.
+                let owner = device_of_address(link.net(), &self.local, &guard);
+                let here = owner.is_some_and(|d| d.is(&link.netdev));
+                let own = here.then_some(&self.local);
+                for (id, plane) in planes.iter().filter(|(_, p)| p.is_up()) {
+                    let gid = if id == 0 {
+                        own
+                    } else {
+                        plane.address(self.is_ipv6())
+                    };
+                    if let Some(gid) = gid {
+                        add(id, plane.draining, gid);
+                    }
+                }
+            }
+        }
+        Some((count, planes.is_some()))
+    }
+
+    /// The ends of the flow's own addresses.
+    fn home(&self, link: &Link) -> Ends<'_> {
+        Ends {
+            local: &self.local,
+            remote: &self.remote,
+            interface: match self.interface {
+                0 => link.netdev.index(),
+                i => i,
+            },
+            has_line: link.has_line,
+            pair: self.pair,
+        }
+    }
+
+    /// The ends of a packet. `Unreachable`: the device has no such plane any more, or that has
+    /// no address.
+    fn ends<'a>(
+        &'a self,
+        link: &'a Link,
+        guard: &'a rcu::Guard,
+        tx: &Transmit,
+        leg: &'a Leg,
+    ) -> Result<Ends<'a>, XmitError> {
+        let home = self.home(link);
+        if tx.plane == 0 {
+            return Ok(home);
+        }
+        let mut ends = Ends {
+            remote: &leg.remote,
+            ..home
+        };
+        if leg.local != 0 {
+            let planes = link.planes.get(guard);
+            let plane = planes.and_then(|planes| planes.get(leg.local));
+            let plane = plane.ok_or(XmitError::Unreachable)?;
+            let gid = plane.address(self.is_ipv6());
+            ends.local = gid.ok_or(XmitError::Unreachable)?;
+            ends.interface = plane.interface;
+            ends.has_line = plane.has_line;
+        }
+        ends.pair = pair_of(ends.local, ends.remote);
+        Ok(ends)
+    }
+
+    /// Sends a packet on the flow's own addresses whose payload, if any, is padding. Every context
+    /// but hard interrupts; calls for one path one after the other. (Room for pages would not fit
+    /// on the stack of a softirq that came in the middle of something else.)
     pub fn xmit(&self, tx: &Transmit) -> Result<(), XmitError> {
         let mut result = Ok(());
-        self.xmit_all(::core::iter::once((tx, None)), |_, e| result = Err(e));
+        let one = ::core::iter::once((tx, &Leg::NONE, None));
+        self.xmit_all(one, |_, e| result = Err(e));
         result
     }
 
-    /// Sends packets as [`Flow::xmit`] does, in order within each path; their payload, unless
-    /// it is padding, is the second of each pair. Pages are taken out of that where they are
-    /// sent by reference. Packets of one path that follow each other go as one train. `failed`
-    /// is called with the places in `packets` of what could not be sent, and the reason.
+    /// Sends packets as [`Flow::xmit`] does, each on its plane, in order within each path; their
+    /// payload, unless it is padding, is the last of each triple. Pages are taken out of that where
+    /// they are sent by reference. Packets of one path that follow each other go as one train.
+    /// `failed` is called with the places in `packets` of what could not be sent, and the reason.
     pub fn xmit_all<'a>(
         &self,
-        packets: impl Iterator<Item = (&'a Transmit, Option<&'a mut Frags>)>,
+        packets: impl Iterator<Item = (&'a Transmit, &'a Leg, Option<&'a mut Frags>)>,
         mut failed: impl FnMut(Range<usize>, XmitError),
     ) {
         let guard = rcu::read_lock();
@@ -221,8 +350,8 @@ impl Flow {
             failed,
         };
         let mut count = 0;
-        for (tx, frags) in packets {
-            burst.push(count, tx, frags);
+        for (tx, leg, frags) in packets {
+            burst.push(count, tx, leg, frags);
             count += 1;
         }
         burst.flush(count);
@@ -257,11 +386,11 @@ impl Flow {
     }
 
     /// What its IP and UDP headers say.
-    fn headers(&self, link: &Link, tx: &Transmit) -> Headers {
+    fn headers(&self, link: &Link, ends: &Ends<'_>, tx: &Transmit) -> Headers {
         let udp_checksum = self.integrity.load(Ordering::Relaxed) & UDP_CHECKSUM != 0;
         Headers {
-            source: self.local,
-            destination: self.remote,
+            source: *ends.local,
+            destination: *ends.remote,
             class: self.class,
             hop_limit: self.hop_limit,
             flow_label: tx.flow_label,
@@ -269,26 +398,21 @@ impl Flow {
             destination_port: link.service,
             checksum: tx.always_checksum || tx.may_fragment || udp_checksum,
             may_fragment: tx.may_fragment,
-            hash: self.hash(tx.source_port),
+            hash: ends.hash(tx.source_port),
         }
     }
 
-    /// The same for all packets of a path, so that queues keep them in order, and for the
-    /// same path in every run: routers in namespaces of this machine choose by it.
-    fn hash(&self, source_port: u16) -> u32 {
-        (mix(self.pair ^ u64::from(source_port)) >> 32) as u32
-    }
-
-    /// The path's route: the one it had, while its source port is the same and the route
-    /// still holds, otherwise a new one.
+    /// The path's route: the one it had, while its source port and plane are the same and the
+    /// route still holds, otherwise a new one.
     fn route<'a>(
         &self,
         link: &Link,
         guard: &'a rcu::Guard,
+        ends: &Ends<'_>,
         tx: &Transmit,
     ) -> Result<DstRef<'a>, XmitError> {
         let fresh = || {
-            self.lookup(link, tx.source_port, tx.flow_label)
+            self.lookup(link, ends, tx.source_port, tx.flow_label)
                 .map_err(|_| XmitError::Unreachable)
         };
         let Some(routes) = &self.routes else {
@@ -300,7 +424,9 @@ impl Flow {
             drop(slots);
             return Ok(fresh()?.borrow(guard));
         };
-        if slot.source_port == tx.source_port {
+        let same = slot.plane == tx.plane
+            && (tx.plane == 0 || slot.interface == ends.interface && slot.remote == *ends.remote);
+        if same && slot.source_port == tx.source_port {
             if let Some(dst) = slot.dst.as_ref().filter(|d| d.is_valid()) {
                 return Ok(dst.borrow(guard));
             }
@@ -310,6 +436,9 @@ impl Flow {
         let found = dst.borrow(guard);
         *slot = Slot {
             source_port: tx.source_port,
+            plane: tx.plane,
+            interface: ends.interface,
+            remote: *ends.remote,
             dst: Some(dst),
         };
         Ok(found)
@@ -318,14 +447,17 @@ impl Flow {
     /// Looks a route up: first without a word about the interface, since otherwise the
     /// stack does not choose between next hops; when that leads out by another interface
     /// than the GID's, once more by that one.
-    fn lookup(&self, link: &Link, source_port: u16, flow_label: u32) -> Result<Dst> {
-        let interface = match self.interface {
-            0 => link.netdev.index(),
-            i => i,
-        };
+    fn lookup(
+        &self,
+        link: &Link,
+        ends: &Ends<'_>,
+        source_port: u16,
+        flow_label: u32,
+    ) -> Result<Dst> {
+        let interface = ends.interface;
         let key = FlowKey {
-            source: self.local,
-            destination: self.remote,
+            source: *ends.local,
+            destination: *ends.remote,
             class: self.class & !3,
             flow_label,
             source_port,
@@ -333,7 +465,7 @@ impl Flow {
             interface: 0,
         };
         let guard = rcu::read_lock();
-        if !is_link_local(&self.remote) {
+        if !is_link_local(ends.remote) {
             if let Ok(dst) = Dst::lookup(link.net(), &key) {
                 let found = dst.borrow(&guard);
                 if found.interface() == interface || found.is_local() {
@@ -342,6 +474,14 @@ impl Flow {
             }
         }
         Dst::lookup(link.net(), &FlowKey { interface, ..key })
+    }
+}
+
+impl Ends<'_> {
+    /// The same for all packets of a path, so that queues keep them in order, and for the
+    /// same path in every run: routers in namespaces of this machine choose by it.
+    fn hash(&self, source_port: u16) -> u32 {
+        (mix(self.pair ^ u64::from(source_port)) >> 32) as u32
     }
 }
 
@@ -359,38 +499,49 @@ struct Burst<'a, F> {
 struct Train<'a> {
     skb: TxSkb,
     dst: DstRef<'a>,
+    ends: Ends<'a>,
     headers: Headers,
     path: u8,
+    plane: u8,
+    leg: &'a Leg,
     /// Place of its first packet.
     begin: usize,
+}
+
+impl Train<'_> {
+    /// Whether the packet takes the same way.
+    fn goes_on(&self, tx: &Transmit, leg: &Leg) -> bool {
+        self.path == tx.path
+            && self.headers.source_port == tx.source_port
+            && self.plane == tx.plane
+            && (tx.plane == 0 || self.leg == leg)
+    }
 }
 
 impl<'a, F: FnMut(Range<usize>, XmitError)> Burst<'a, F> {
     /// Makes the packet at place `at`, and couples it to the train or sends that and begins
     /// another one.
-    fn push(&mut self, at: usize, tx: &Transmit, frags: Option<&mut Frags>) {
+    fn push(&mut self, at: usize, tx: &Transmit, leg: &'a Leg, frags: Option<&mut Frags>) {
         let flow = self.flow;
-        let same = self
-            .train
-            .as_ref()
-            .filter(|t| t.path == tx.path && t.headers.source_port == tx.source_port);
+        let same = self.train.as_ref().filter(|t| t.goes_on(tx, leg));
         let made = match same {
-            Some(train) => Ok(train.dst),
-            None => flow.route(self.link, self.guard, tx),
+            Some(train) => Ok((train.ends, train.dst)),
+            None => flow
+                .ends(self.link, self.guard, tx, leg)
+                .and_then(|ends| Ok((ends, flow.route(self.link, self.guard, &ends, tx)?))),
         }
-        .and_then(|dst| Ok((dst, flow.packet(dst, tx, frags)?)));
-        let (dst, mut skb) = match made {
+        .and_then(|(ends, dst)| Ok((ends, dst, flow.packet(dst, tx, frags)?)));
+        let (ends, dst, mut skb) = match made {
             Ok(made) => made,
             Err(e) => {
                 self.flush(at);
                 return (self.failed)(at..at + 1, e);
             }
         };
-        let headers = flow.headers(self.link, tx);
+        let headers = flow.headers(self.link, &ends, tx);
         skb.add_headers(self.sock, &headers);
         if let Some(train) = self.train.as_mut().filter(|t| {
-            t.path == tx.path
-                && t.headers.source_port == headers.source_port
+            t.goes_on(tx, leg)
                 && t.headers.flow_label == headers.flow_label
                 && t.headers.checksum == headers.checksum
                 && !t.headers.may_fragment
@@ -398,7 +549,7 @@ impl<'a, F: FnMut(Range<usize>, XmitError)> Burst<'a, F> {
         }) {
             // A network card on the way (between two ports of this machine) could be one that
             // computes none.
-            let later = !self.link.has_line && flow.is_within();
+            let later = !ends.has_line && flow.is_within();
             match train.skb.couple(skb, later) {
                 Ok(()) => return,
                 Err(back) => skb = back,
@@ -408,8 +559,11 @@ impl<'a, F: FnMut(Range<usize>, XmitError)> Burst<'a, F> {
         self.train = Some(Train {
             skb,
             dst,
+            ends,
             headers,
             path: tx.path,
+            plane: tx.plane,
+            leg,
             begin: at,
         });
     }

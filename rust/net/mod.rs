@@ -25,16 +25,21 @@
 //! when it was the last one the namespace's UDP port is closed. A [`Flow`] whose port is
 //! closed refuses to send.
 //!
+//! A device may have further netdevs, its planes ([`planes`]): a packet that comes in by one of
+//! them is the device's, and a [`Flow`] sends over the one that the packet names ([`Leg`]).
+//!
 //! Locks: RTNL → the list of namespaces ([`port`]). Both are taken in process context only.
 //! A flow's routes have a spinlock that orders after every other lock.
 
 #![forbid(unsafe_code)]
 
 mod flow;
+mod planes;
 mod port;
 
 pub use self::{
-    flow::{Flow, FlowInit},
+    flow::{Flow, FlowInit, Leg},
+    planes::{PlaneUse, Planes},
     port::{is_of_this_machine, new_instance, start, Client, Network, Port},
 };
 pub use crate::kernel_ext::{

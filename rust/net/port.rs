@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Devices' places in the network: the UDP port of each namespace, which device a packet
-//! belongs to, and news about netdevs.
+//! Devices' places in the network: the UDP port of each namespace, which device and plane a
+//! packet belongs to, and news about netdevs.
 //!
 //! | refusal of [`Port::open`] | errno |
 //! | --- | --- |
 //! | another program has the UDP port in this namespace (said in the kernel log) | EADDRINUSE |
+//! | the netdev is a plane of another device | EEXIST |
 //! | the netdev is going, or the module | ENODEV |
 //! | it is open | EBUSY |
 //! | no memory | ENOMEM |
@@ -14,11 +15,14 @@
 
 #![forbid(unsafe_code)]
 
-use super::{NetDev, NetdevEvent, Skb};
+use super::{planes::Planes, NetDev, NetdevEvent, Skb};
 use crate::{
     kernel_ext::{
+        bh::{self, BhWork},
         crc,
-        net::{device_of_address, random_u64, DevRef, NetId, Notifier, Observer},
+        net::{
+            device_of_address, ipv6_enabled, random_u64, DevRef, NetId, News, Notifier, Observer,
+        },
         rcu::Rcu,
         udp::{Encap, Sock, UdpPort},
     },
@@ -37,13 +41,17 @@ const HEADER_LEN_OFFSET: usize = 2;
 /// What a device does with packets and news.
 pub trait Client: Send + Sync + 'static {
     /// A packet for the device: its transport header is linear as far as it says itself how
-    /// long it is, and nothing is checked yet. Softirq.
+    /// long it is, nothing else is checked yet, and it knows its plane. Softirq.
     fn receive(&self, skb: Skb);
 
     /// Something happened to the netdev. Process context, under RTNL. When it has
     /// unregistered ([`NetdevEvent::Unregister`]), the port is closed already, and the
     /// device has to go.
     fn netdev(&self, event: NetdevEvent);
+
+    /// Its planes have changed, or their links and addresses, or [`Port::mark`] asked for it.
+    /// Process context, no lock held.
+    fn planes_changed(&self);
 }
 
 /// A random number that all devices of this machine have in common, and nobody else.
@@ -65,7 +73,18 @@ static NETWORK: Rcu<Arc<Shared>> = Rcu::empty();
 /// The module's part in the network; ends it when dropped. All ports are closed by then.
 pub struct Network {
     // Dropped first: no event comes any more.
-    _notifier: Pin<KBox<Notifier<Shared>>>,
+    _notifiers: KVec<Pin<KBox<Notifier<Shared>>>>,
+    // Last: nobody queues the work item any more.
+    _work: Work,
+}
+
+/// Stops the work item of what is shared.
+struct Work(Arc<Shared>);
+
+impl Drop for Work {
+    fn drop(&mut self) {
+        bh::cancel_sync(&self.0);
+    }
 }
 
 impl Drop for Network {
@@ -83,14 +102,23 @@ pub fn start(service: u16) -> Result<Network> {
         pin_init!(Shared {
             service,
             spaces <- new_mutex!(KVec::new(), "metaroce_spaces"),
+            work <- bh::Item::new(),
         }),
         GFP_KERNEL,
     )?;
+    let work = Work(shared.clone());
     let cell = KBox::new(shared.clone(), GFP_KERNEL)?;
-    let notifier = KBox::pin_init(Notifier::new(shared), GFP_KERNEL)?;
+    let mut notifiers = KVec::with_capacity(3, GFP_KERNEL)?;
+    for news in [News::Devices, News::Ipv4, News::Ipv6] {
+        if news != News::Ipv6 || ipv6_enabled() {
+            let notifier = KBox::pin_init(Notifier::new(shared.clone(), news), GFP_KERNEL)?;
+            notifiers.push(notifier, GFP_KERNEL)?;
+        }
+    }
     drop(NETWORK.set(Some(cell)));
     Ok(Network {
-        _notifier: notifier,
+        _notifiers: notifiers,
+        _work: work,
     })
 }
 
@@ -98,13 +126,16 @@ fn network() -> Option<Arc<Shared>> {
     NETWORK.get(&rcu::read_lock()).cloned()
 }
 
+/// What all devices have in common. Its work item looks after planes.
 #[pin_data]
-struct Shared {
+pub(super) struct Shared {
     /// The UDP port of all devices.
     service: u16,
     /// Namespaces with open ports.
     #[pin]
     spaces: Mutex<KVec<Arc<Space>>>,
+    #[pin]
+    work: bh::Item<Self>,
 }
 
 /// A network namespace with an open UDP port.
@@ -131,9 +162,72 @@ pub(super) struct Link {
     port: Arc<Port>,
     /// The port is closed, or about to be: no packet goes to the client any more.
     closed: AtomicBool,
+    /// Its planes; none: it has one plane, the netdev. Changed under the list of namespaces.
+    pub(super) planes: Rcu<Planes>,
+    /// The client is to look at its planes.
+    stale: AtomicBool,
 }
 
 impl Link {
+    /// Its planes as they are now, listed or not.
+    fn planes_now(&self) -> Planes {
+        self.planes
+            .get(&rcu::read_lock())
+            .map_or_else(|| Planes::only(&self.netdev), Planes::again)
+    }
+
+    /// Publishes planes. The caller holds the list of namespaces.
+    fn set_planes(&self, planes: Planes) -> Result {
+        let cell = if planes.is_plain() {
+            None
+        } else {
+            Some(KBox::new(planes, GFP_KERNEL)?)
+        };
+        drop(self.planes.set(cell));
+        Ok(())
+    }
+
+    /// Looks at the links and addresses of its planes. The caller holds the list of namespaces.
+    fn refresh(&self) {
+        let Some(old) = self.planes.get(&rcu::read_lock()).cloned() else {
+            return;
+        };
+        let new = old.again();
+        // Without memory the next news brings it.
+        if new != old && self.set_planes(new).is_ok() {
+            self.stale.store(true, Ordering::Release);
+        }
+    }
+
+    /// The netdev of a plane that is not the first one is going. The caller holds the list of
+    /// namespaces.
+    fn drop_plane(&self, netdev: &NetDev) {
+        let Some(mut planes) = self.planes.get(&rcu::read_lock()).cloned() else {
+            return;
+        };
+        if planes.remove(netdev).is_err() {
+            return;
+        }
+        self.stale.store(true, Ordering::Release);
+        if self.set_planes(planes).is_err() {
+            // Its unregistration waits for us: better no planes at all.
+            drop(self.planes.set(None));
+            pr_warn!("{}: no memory, its planes are lost\n", self.netdev.name());
+        }
+    }
+
+    /// Whether it is on the netdev with one of its planes.
+    fn is_on(&self, device: DevRef<'_>, guard: &rcu::Guard) -> bool {
+        device.is(&self.netdev)
+            || (self.planes.get(guard)).is_some_and(|planes| planes.on(device).is_some())
+    }
+
+    /// Whether the netdev is one of its planes, beside its own netdev.
+    fn has_plane(&self, netdev: &NetDev) -> bool {
+        self.netdev != *netdev
+            && (self.planes.get(&rcu::read_lock())).is_some_and(|planes| planes.are_on(netdev))
+    }
+
     /// The socket to send by.
     pub(super) fn sock(&self, ipv6: bool) -> Option<Sock<'_>> {
         self.space.udp.sock(ipv6)
@@ -158,7 +252,8 @@ impl Port {
 
     /// Opens the port on `netdev`, in the namespace where it is now: packets begin to come
     /// to `client`. Fails with EADDRINUSE when another program has the UDP port, with
-    /// ENODEV when the netdev is going, with EBUSY when it is open. Sleeps, takes no RTNL.
+    /// ENODEV when the netdev is going, with EBUSY when it is open, with EEXIST when the netdev
+    /// is a plane of another device. Sleeps, takes no RTNL.
     pub fn open(self: &Arc<Self>, netdev: NetDev, client: Arc<dyn Client>) -> Result {
         let shared = network().ok_or(ENODEV)?;
         let mut spaces = shared.spaces.lock();
@@ -168,6 +263,9 @@ impl Port {
         // The notifier takes the same lock: a netdev that goes later finds this port.
         if !netdev.is_registered() {
             return Err(ENODEV);
+        }
+        if spaces.iter().any(|s| s.members.have_plane(&netdev)) {
+            return Err(EEXIST);
         }
         let net = netdev.net();
         let space = match spaces.iter().find(|s| s.net == net) {
@@ -211,6 +309,8 @@ impl Port {
                 client,
                 port: self.clone(),
                 closed: AtomicBool::new(false),
+                planes: Rcu::empty(),
+                stale: AtomicBool::new(false),
             },
             GFP_KERNEL,
         )?;
@@ -242,6 +342,7 @@ impl Port {
         let Some(link) = self.link.set(None) else {
             return;
         };
+        drop(link.planes.set(None));
         // Without memory for a shorter list the closed link stays in it, as long as there
         // are others.
         let _ = link.space.members.change(|list| {
@@ -255,15 +356,87 @@ impl Port {
         self.link.get(guard).map(|link| &**link)
     }
 
+    /// Changes the planes: `change` gets those of now, and the netdev called `name`. ENODEV: there
+    /// is no such netdev, it is going, or the port is closed. Process context; the caller has
+    /// the connections told.
+    fn change_planes(
+        &self,
+        name: &CStr,
+        change: impl FnOnce(&mut Planes, &KVec<Arc<Space>>, NetDev) -> Result,
+    ) -> Result {
+        let shared = network().ok_or(ENODEV)?;
+        let spaces = shared.spaces.lock();
+        let link = self.link.get(&rcu::read_lock()).cloned().ok_or(ENODEV)?;
+        // A netdev that goes later finds its plane: the notifier takes the same lock.
+        let netdev = NetDev::find(link.net(), name)
+            .filter(NetDev::is_registered)
+            .ok_or(ENODEV)?;
+        let mut planes = link.planes_now();
+        change(&mut planes, &spaces, netdev)?;
+        // The reference to the link goes while the list is held; see `Shared::netdev`.
+        link.set_planes(planes)
+    }
+
+    /// Adds the netdev called `name` as a plane, under `id` or the lowest one that is free;
+    /// see [`Port::change_planes`]. EINVAL: it is not Ethernet-like, or there is no such id;
+    /// EEXIST: a device has it already, or the id is taken; ENOSPC: there are all.
+    pub fn add_plane(&self, name: &CStr, id: Option<u8>) -> Result<u8> {
+        let mut added = 0;
+        self.change_planes(name, |planes, spaces, netdev| {
+            if !netdev.is_ether() {
+                return Err(EINVAL);
+            }
+            let used = |s: &Arc<Space>| {
+                s.members.snapshot(0, &netdev).is_some() || s.members.have_plane(&netdev)
+            };
+            if spaces.iter().any(used) {
+                return Err(EEXIST);
+            }
+            added = planes.add(netdev, id)?;
+            Ok(())
+        })?;
+        Ok(added)
+    }
+
+    /// Removes the plane on the netdev called `name`; see [`Port::change_planes`]. ENOENT: there
+    /// is none; EBUSY: it is that of the device itself.
+    pub fn remove_plane(&self, name: &CStr) -> Result {
+        self.change_planes(name, |planes, _, netdev| planes.remove(&netdev))
+    }
+
+    /// Lets the plane on the netdev called `name` drain, or uses it again; see
+    /// [`Port::change_planes`]. ENOENT: there is none.
+    pub fn drain_plane(&self, name: &CStr, draining: bool) -> Result {
+        self.change_planes(name, |planes, _, netdev| planes.drain(&netdev, draining))
+    }
+
+    /// The planes as they are now; `None` when the port is closed.
+    pub fn planes(&self) -> Option<Planes> {
+        self.link(&rcu::read_lock()).map(Link::planes_now)
+    }
+
+    /// Has the client look at its planes soon. Any context but hard interrupts.
+    pub fn mark(&self) {
+        if let Some(link) = self.link(&rcu::read_lock()) {
+            link.stale.store(true, Ordering::Release);
+        }
+        if let Some(shared) = network() {
+            bh::queue(&shared);
+        }
+    }
+
     /// The netdev's MTU, or 0 when the port is closed.
     pub fn mtu(&self) -> u32 {
         self.link(&rcu::read_lock()).map_or(0, |l| l.netdev.mtu())
     }
 
-    /// Whether the port is open, and its netdev up with a working link.
+    /// Whether the port is open, and a netdev of it up with a working link.
     pub fn is_operational(&self) -> bool {
-        self.link(&rcu::read_lock())
-            .is_some_and(|l| l.netdev.is_operational())
+        let guard = rcu::read_lock();
+        self.link(&guard).is_some_and(|l| {
+            let planes = l.planes.get(&guard).into_iter();
+            l.netdev.is_operational() || planes.flat_map(Planes::iter).any(|(_, p)| p.is_up())
+        })
     }
 }
 
@@ -293,28 +466,69 @@ impl Shared {
 }
 
 impl Observer for Shared {
-    fn netdev(&self, event: NetdevEvent, dev: &NetDev) {
+    fn netdev(this: &Arc<Self>, event: NetdevEvent, dev: &NetDev) {
+        if event == NetdevEvent::Unregister {
+            for space in this.spaces.lock().iter() {
+                space.members.each(|link| link.drop_plane(dev));
+            }
+        }
         // Bounded by the number of devices: each call closes or skips one.
         let mut told = 0;
         loop {
-            let mut spaces = self.spaces.lock();
+            let mut spaces = this.spaces.lock();
             let next = spaces
                 .iter()
                 .flat_map(|s| s.members.snapshot(told, dev))
                 .next();
-            let Some(link) = next else { return };
+            let Some(link) = next else { break };
             let client = link.client.clone();
             if event == NetdevEvent::Unregister {
                 link.port.shut();
                 // The last reference to the link, and with it to the namespace's UDP port,
                 // goes while the list is held: whoever opens a port next finds it free.
                 drop(link);
-                self.sweep(&mut spaces);
+                this.sweep(&mut spaces);
             } else {
                 told += 1;
             }
             drop(spaces);
             client.netdev(event);
+        }
+        bh::queue(this);
+    }
+
+    fn addresses(this: &Arc<Self>) {
+        bh::queue(this);
+    }
+}
+
+impl BhWork for Shared {
+    const SLEEPS: bool = true;
+
+    fn item(&self) -> &bh::Item<Self> {
+        &self.work
+    }
+
+    /// Looks at the planes of all devices, and has those told that are stale.
+    fn run(this: Arc<Self>) {
+        for space in this.spaces.lock().iter() {
+            space.members.each(Link::refresh);
+        }
+        loop {
+            let client = {
+                let spaces = this.spaces.lock();
+                let mut client = None;
+                for space in spaces.iter() {
+                    space.members.each(|link| {
+                        if client.is_none() && link.stale.swap(false, Ordering::AcqRel) {
+                            client = Some(link.client.clone());
+                        }
+                    });
+                }
+                client
+            };
+            let Some(client) = client else { return };
+            client.planes_changed();
         }
     }
 }
@@ -337,6 +551,25 @@ impl Members {
             .cloned()
     }
 
+    /// Calls `f`, which may sleep, for each link. The caller holds the list of namespaces.
+    fn each(&self, mut f: impl FnMut(&Link)) {
+        for i in 0.. {
+            let link = self
+                .list
+                .get(&rcu::read_lock())
+                .and_then(|list| list.get(i).cloned());
+            let Some(link) = link else { return };
+            f(&link);
+        }
+    }
+
+    /// Whether `netdev` is a plane of a device, beside that device's own netdev.
+    fn have_plane(&self, netdev: &NetDev) -> bool {
+        let mut used = false;
+        self.each(|link| used |= link.has_plane(netdev));
+        used
+    }
+
     /// Publishes a changed copy of the list.
     fn change(&self, f: impl FnOnce(&mut KVec<Arc<Link>>) -> Result) -> Result {
         // Changes are serialised by the list of namespaces, so the copy stays true; memory
@@ -355,7 +588,7 @@ impl Members {
     }
 
     /// Which device a packet belongs to. With one device there is no question. Otherwise
-    /// the one whose netdev has the destination address (a packet may come in by another
+    /// the one one of whose netdevs has the destination address (a packet may come in by another
     /// one, or by the loopback interface), the netdev it came in by deciding between equal
     /// addresses (link-local ones of a NIC and its VLANs).
     fn find<'a>(
@@ -373,7 +606,7 @@ impl Members {
         // The same netdev beats one below it.
         for dev in [device.filter(|_| is_link_local(&gid)), owner, device] {
             let Some(dev) = dev else { continue };
-            if let Some(link) = list.iter().find(|l| dev.is(&l.netdev)) {
+            if let Some(link) = list.iter().find(|l| l.is_on(dev, guard)) {
                 return Some(link);
             }
             if let Some(link) = list.iter().find(|l| l.netdev.carries(dev)) {
@@ -399,6 +632,10 @@ impl Encap for Members {
         }
         if let Some(link) = self.find(list, &skb, device, &guard) {
             if !link.closed.load(Ordering::Relaxed) {
+                skb.set_plane(match (link.planes.get(&guard), device) {
+                    (Some(planes), Some(device)) => planes.of(device),
+                    _ => 0,
+                });
                 link.client.receive(skb);
             }
         }

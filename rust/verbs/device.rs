@@ -8,8 +8,8 @@
 #![forbid(unsafe_code)]
 
 use super::{
-    counters::Counters, cq::Cq, extension, link::Params, mr::Mr, pd::Pd, port, qp::Qp, srq::Srq,
-    ucontext::Context, MAX_CQE, MAX_RD_ATOMIC, MAX_SGE, MAX_WR,
+    counters::Counters, cq::Cq, extension, link::Params, mr::Mr, pd::Pd, planes, port, qp::Qp,
+    srq::Srq, ucontext::Context, MAX_CQE, MAX_RD_ATOMIC, MAX_SGE, MAX_WR,
 };
 use crate::{
     bindings, drive,
@@ -18,16 +18,26 @@ use crate::{
         ib::{Back, Operations, QpInit, RawDevice, StatDesc, Udata},
         ib_attr::{DeviceAttr, MrAttr, MrRereg, PortAttr, QpAttr, QpCap, SrqAttr},
         ib_dv::{Arguments, Method},
+        ib_planes::Change,
         ids::Ids,
         net::{NetDev, NetdevEvent},
         restrack::Details,
     },
     mem,
     net::{new_instance, random_u64, Client, Flow, Port, Skb},
-    proto::{api::ConnectionError, congestion::Shares, connection, wire},
+    os,
+    proto::{
+        api::{ConnectionError, Time},
+        congestion::Shares,
+        connection::{self, Connection},
+        wire::{self, PLANES_MAX},
+    },
     queue::{ABI_VERSION, DRIVER_ID},
 };
-use ::core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use ::core::{
+    fmt::{self, Write},
+    sync::atomic::{AtomicU32, AtomicU64, Ordering},
+};
 use ::kernel::{
     new_spinlock,
     prelude::*,
@@ -77,9 +87,10 @@ pub struct DeviceInner {
     domains: AtomicU64,
     /// Numbers of CQs and SRQs.
     queues: AtomicU32,
-    /// How the line's inbound bandwidth is divided among the peers that send.
+    /// How the inbound bandwidth of each plane's line is divided among the peers that send, by
+    /// the planes' ids.
     #[pin]
-    pub shares: SpinLock<Shares>,
+    shares: SpinLock<os::Vec<Shares>>,
     /// What it counts.
     pub counters: Counters,
     /// Key of cookies and challenges.
@@ -105,7 +116,7 @@ impl DeviceInner {
         let regions = mem::Table::new()?;
         let port = Port::new()?;
         // The line's rate is looked up for each QP that connects.
-        let shares = Shares::new(0, SENDERS)?;
+        let shares = Self::shares_of(1)?;
         let mut secret = [0u8; 16];
         for chunk in secret.chunks_exact_mut(8) {
             chunk.copy_from_slice(&random_u64().to_ne_bytes());
@@ -136,12 +147,69 @@ impl DeviceInner {
         Ok(driver)
     }
 
-    /// Learns the rate of the line, by which it is divided. Process context without RTNL.
-    pub fn learn_rate(&self) {
-        let netdev = self.back.netdev();
-        let rate = netdev.filter(|n| n.has_line()).map_or(0, |n| n.speed());
+    fn shares_of(planes: usize) -> Result<os::Vec<Shares>> {
+        let mut shares = os::Vec::with_capacity(planes)?;
+        for _ in 0..planes {
+            shares.push(Shares::new(0, SENDERS)?).map_err(|_| ENOMEM)?;
+        }
+        Ok(shares)
+    }
+
+    /// Learns the rates of the planes' lines, by which they are divided. Process context
+    /// without RTNL. Out of line: the caller goes on deep into the network stack.
+    #[inline(never)]
+    pub fn learn_rates(&self) {
+        let mut rates = [0u32; PLANES_MAX];
+        for (id, plane) in self.port.planes().iter().flat_map(|p| p.iter()) {
+            if let Some(rate) = rates.get_mut(usize::from(id)) {
+                *rate = plane.speed();
+            }
+        }
         let _bh = bh::disable();
-        self.shares.lock().set_kbit(rate.saturating_mul(1000));
+        for (shares, rate) in self.shares.lock().iter_mut().zip(rates) {
+            shares.set_kbit(rate.saturating_mul(1000));
+        }
+    }
+
+    /// Makes room for the shares of planes up to `id`. Process context.
+    fn make_shares(&self, id: u8) -> Result {
+        let mut more = Self::shares_of(usize::from(id) + 1)?;
+        let _bh = bh::disable();
+        let mut shares = self.shares.lock();
+        if shares.len() < more.len() {
+            for (new, old) in more.iter_mut().zip(shares.iter_mut()) {
+                ::core::mem::swap(new, old);
+            }
+            ::core::mem::swap(&mut more, &mut *shares);
+        }
+        drop(shares);
+        Ok(())
+    }
+
+    /// Reports to the shares of all planes what a connection has received.
+    pub fn report(&self, now: Time, core: &mut Connection) {
+        let mut shares = self.shares.lock();
+        for (id, shares) in (0..).zip(shares.iter_mut()) {
+            core.report_on(now, id, shares);
+        }
+    }
+
+    /// Changes the planes as the administrator says. Process context, no lock held.
+    pub(super) fn change_planes(&self, change: planes::Order<'_>) -> Result {
+        match change {
+            planes::Order::Add(name, id) => {
+                let id = self.port.add_plane(name, id)?;
+                if let Err(e) = self.make_shares(id) {
+                    self.port.remove_plane(name)?;
+                    return Err(e);
+                }
+                self.learn_rates();
+            }
+            planes::Order::Remove(name) => self.port.remove_plane(name)?,
+            planes::Order::Drain(name, draining) => self.port.drain_plane(name, draining)?,
+        }
+        self.table.planes_changed();
+        Ok(())
     }
 
     /// Paths of a connection.
@@ -218,6 +286,10 @@ impl Client for NetClient {
             NetdevEvent::Mtu | NetdevEvent::Address => {}
         }
     }
+
+    fn planes_changed(&self) {
+        self.0.table.planes_changed();
+    }
 }
 
 impl Operations for Driver {
@@ -266,7 +338,7 @@ impl Operations for Driver {
     fn query_port(&self) -> PortAttr {
         let netdev = self.0.back.netdev();
         let speed = netdev.as_ref().map_or(0, |n| n.speed());
-        port::query(netdev.as_ref(), speed)
+        port::query(netdev.as_ref(), speed, self.0.port.is_operational())
     }
 
     fn alloc_context(&self, udata: &Udata<'_>) -> Result<Context> {
@@ -357,6 +429,14 @@ impl Operations for Driver {
 
     fn extension(&self, qp: &Qp, method: Method, arguments: &Arguments<'_>) -> Result {
         extension::call(qp, method, arguments)
+    }
+
+    fn change_planes(&self, change: Change, text: &[u8]) -> Result {
+        planes::change(&self.0, change, text)
+    }
+
+    fn show_planes(&self, out: &mut dyn Write) -> fmt::Result {
+        planes::show(&self.0, out)
     }
 
     fn show_qp(&self, qp: &Qp, out: &mut Details<'_>) -> Result {

@@ -30,7 +30,7 @@ use crate::{
     os,
     proto::{
         api::{StreamId, Time},
-        connection::{ConnectionState, Health, PathInfo, PATHS_MAX},
+        connection::{Connection, ConnectionState, Health, PathInfo, PATHS_MAX},
     },
     queue::dv::{
         self, modify, query, state, transitions, ConnectionInfo, Path, QpAttr, Transition,
@@ -45,8 +45,9 @@ pub struct History {
     next: u64,
     /// The last ones, used round.
     ring: os::Vec<Transition>,
-    /// State and port of each path at its last transition.
-    last: os::Vec<(u32, u16)>,
+    /// State, port and plane of each path at its last transition. The plane is the
+    /// connection's: another pair of planes that has the same one of the device is another one.
+    last: os::Vec<(u32, u16, u8)>,
     /// Streams whose QPs listen.
     listeners: os::Vec<StreamId>,
 }
@@ -65,7 +66,7 @@ impl History {
         Ok(Self {
             next: 0,
             ring: os::Vec::with_capacity(MAX_TRANSITIONS)?,
-            last: os::Vec::from_fn(PATHS_MAX, |_| (state::PATH_GOOD, 0))?,
+            last: os::Vec::from_fn(PATHS_MAX, |_| (state::PATH_GOOD, 0, 0))?,
             listeners: os::Vec::with_capacity(MAX_LISTENERS)?,
         })
     }
@@ -73,16 +74,17 @@ impl History {
     /// The connection has come up, with these paths.
     pub fn begin(&mut self, paths: impl Iterator<Item = PathInfo>) {
         for (last, path) in self.last.iter_mut().zip(paths) {
-            *last = (health(path.health), path.port);
+            *last = (health(path.health), path.port, path.plane);
         }
     }
 
-    /// Remembers what has become of a path. False: nothing that shows.
-    pub fn record(&mut self, now: Time, path: &PathInfo) -> bool {
+    /// Remembers what has become of a path, which is on this plane of the device. False:
+    /// nothing that shows.
+    pub fn record(&mut self, now: Time, path: &PathInfo, plane: u8) -> bool {
         let Some(last) = self.last.get_mut(usize::from(path.path)) else {
             return false;
         };
-        let to = (health(path.health), path.port);
+        let to = (health(path.health), path.port, path.plane);
         let from = ::core::mem::replace(last, to);
         if from == to {
             return false;
@@ -91,7 +93,7 @@ impl History {
             number: self.next,
             time: now,
             path: u32::from(path.path),
-            plane: u32::from(path.plane),
+            plane: u32::from(plane),
             from_state: from.0,
             to_state: to.0,
             from_port: u32::from(from.1),
@@ -206,10 +208,11 @@ pub fn connection_state(of: ConnectionState) -> u32 {
 }
 
 /// As the interface shows a path.
-pub fn path(p: &PathInfo) -> Path {
+fn path(core: &Connection, p: &PathInfo) -> Path {
+    let (plane, peer) = core.plane(p.plane).map_or((0, 0), |p| (p.local, p.remote));
     Path {
         path: u32::from(p.path),
-        plane: u32::from(p.plane),
+        plane: u32::from(plane),
         state: health(p.health),
         port: u32::from(p.port),
         epoch: u32::from(p.epoch),
@@ -226,7 +229,7 @@ pub fn path(p: &PathInfo) -> Path {
         ce: p.ce,
         received: p.received,
         threshold: p.threshold,
-        reserved: 0,
+        peer_plane: u32::from(peer),
     }
 }
 
@@ -265,7 +268,7 @@ pub(super) fn inspect(
                 info.inflight = info.inflight.wrapping_add(u64::from(p.inflight));
             }
             if paths.len() < paths.capacity() {
-                let _ = paths.push(path(&p));
+                let _ = paths.push(path(core, &p));
             }
         }
     });

@@ -18,7 +18,7 @@
 //! | refusal | errno |
 //! | --- | --- |
 //! | not an Ethernet-like netdev | EINVAL |
-//! | the netdev has a device already | EEXIST |
+//! | the netdev has a device already, or is a plane of one | EEXIST |
 //! | the name is in use | ENFILE (from the RDMA core) |
 //! | another program has the UDP port | EADDRINUSE |
 //! | the netdev is going, or the module | ENODEV |
@@ -92,7 +92,9 @@ impl Link for Driver {
         })
         .inspect_err(|e| {
             // Of the UDP port the network has told already.
-            if *e != EADDRINUSE {
+            if *e == EEXIST {
+                pr_err!("{}: is a plane of a metaroce device\n", netdev.name());
+            } else if *e != EADDRINUSE {
                 pr_err!(
                     "{}: cannot make device {}: error {}\n",
                     netdev.name(),

@@ -54,6 +54,7 @@ pub mod link;
 pub mod mr;
 pub mod notify;
 pub mod pd;
+pub mod planes;
 pub mod port;
 pub mod qp;
 pub mod rq;

@@ -31,11 +31,12 @@ pub fn active_mtu(netdev_mtu: u32) -> u32 {
     }
 }
 
-/// What the port is now; without a netdev (it is going) it is down.
-pub fn query(netdev: Option<&NetDev>, speed: u32) -> PortAttr {
+/// What the port is now, `active` as long as one of its planes works; without a netdev (it is
+/// going) it is down.
+pub fn query(netdev: Option<&NetDev>, speed: u32, active: bool) -> PortAttr {
     let mtu = netdev.map_or(0, |n| n.mtu());
     PortAttr {
-        active: netdev.is_some_and(|n| n.is_operational()),
+        active: netdev.is_some() && active,
         netdev_mtu: mtu,
         active_mtu: active_mtu(mtu),
         gid_tbl_len: GIDS,

@@ -368,6 +368,7 @@ impl Qp {
         out.text(c"connection", format_args!("{:#x}", conn.cid))?;
         out.number(c"paths", conn.paths)?;
         out.number(c"paths_good", conn.paths_good)?;
+        out.number(c"planes", conn.planes)?;
         out.number(c"srtt_us", conn.srtt / 1000)?;
         out.number(c"window", conn.window)?;
         out.number(c"inflight", conn.inflight)?;
@@ -640,7 +641,7 @@ impl QpInner {
         self.access.store(attr.access, Ordering::Relaxed);
         // Before the first packet can arrive: from here on the core may report an error.
         self.state.store(QpState::Rtr as u32, Ordering::Release);
-        self.device.learn_rate();
+        self.device.learn_rates();
         match drive::connect(self, key, flow, paths, stream) {
             Ok(attachment) => {
                 verbs.attr = attr;

@@ -90,7 +90,7 @@ layout! {
     metaroce_path: 104 {
         path: 0, plane: 4, state: 8, port: 12, epoch: 16, failures: 20, window: 24, inflight: 28,
         srtt: 32, min_rtt: 40, packets: 48, bytes: 56, resent: 64, moved: 72, ce: 80,
-        received: 88, threshold: 96, reserved: 100,
+        received: 88, threshold: 96, peer_plane: 100,
     }
     metaroce_transition: 40 {
         number: 0, time: 8, path: 16, plane: 20, from_state: 24, to_state: 28, from_port: 32,

@@ -328,7 +328,7 @@ enum metaroce_path_state {
 
 struct metaroce_path {
 	__u32 path;
-	__u32 plane;
+	__u32 plane;			/* of this device: metaroce(7) */
 	__u32 state;			/* enum metaroce_path_state */
 	__u32 port;			/* UDP source port */
 	__u32 epoch;
@@ -344,15 +344,15 @@ struct metaroce_path {
 	__aligned_u64 ce;		/* own packets that the peer received with the mark CE */
 	__aligned_u64 received;		/* packets received over it */
 	__u32 threshold;		/* packets of reordering that are no loss */
-	__u32 reserved;
+	__u32 peer_plane;		/* of the peer's device, as the peer numbers them */
 };
 
-/* A path has changed its state or its port. */
+/* A path has changed its state, its port or its plane. */
 struct metaroce_transition {
 	__aligned_u64 number;		/* from 0, without gaps; lower ones may be forgotten */
 	__aligned_u64 time;		/* ns, CLOCK_MONOTONIC */
 	__u32 path;
-	__u32 plane;
+	__u32 plane;			/* of this device, from now on */
 	__u32 from_state;		/* enum metaroce_path_state */
 	__u32 to_state;
 	__u32 from_port;

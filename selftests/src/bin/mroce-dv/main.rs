@@ -45,6 +45,7 @@ const CASES: &[Case] = &[
     Case { name: "listeners", run: listeners },
     Case { name: "lossy_path", run: lossy_path },
     Case { name: "dead_path", run: dead_path },
+    Case { name: "planes", run: planes },
 ];
 
 struct Test {
@@ -499,6 +500,77 @@ fn dead_path(t: &Test, ep: &Endpoint, class: u8) -> Outcome {
         check!(last.to_state == dv::METAROCE_PATH_GOOD, "{last:?}");
         let failed = of.iter().any(|a| a.to_state == dv::METAROCE_PATH_FAILED);
         check!(failed || !left, "it was left, but that is not remembered");
+        Ok(())
+    })
+}
+
+/// Ids of the planes of the device that are used.
+fn planes_of(name: &str) -> Result<Vec<u32>, String> {
+    let list = std::fs::read_to_string(format!("/sys/class/infiniband/{name}/planes/list"));
+    let list = text("the planes", list)?;
+    let up = list.lines().filter(|line| line.split(' ').nth(2) == Some("up"));
+    Ok(up.filter_map(|line| line.split(' ').next()?.parse().ok()).collect())
+}
+
+/// Each path tells its plane; that it changes is told and remembered. Needs devices with equal
+/// planes, the last of which drains meanwhile.
+fn planes(t: &Test, ep: &Endpoint, class: u8) -> Outcome {
+    let Some(name) = &t.device.name else {
+        skip!("no --dev");
+    };
+    let all = planes_of(name)?;
+    let Some((&last, rest)) = all.split_last().filter(|(_, rest)| !rest.is_empty()) else {
+        skip!("the device has one plane");
+    };
+    let set = |file: &str| {
+        let netdev = std::fs::read_to_string(format!("/sys/class/infiniband/{name}/planes/list"))?
+            .lines()
+            .find(|line| line.starts_with(&format!("{last} ")))
+            .and_then(|line| line.split(' ').nth(1).map(str::to_string))
+            .ok_or(std::io::ErrorKind::NotFound)?;
+        std::fs::write(format!("/sys/class/infiniband/{name}/planes/{file}"), netdev)
+    };
+    let link = connect(ep, new_qp(ep)?, class)?;
+    link.led(ep, || {
+        // Bursts until so many of the paths are on each of these planes.
+        let spread = |planes: &[u32]| -> Outcome<Vec<Path>> {
+            let begun = Instant::now();
+            loop {
+                link.burst(ep)?;
+                let (_, paths) = text("query", t.dv.paths(&link.qp))?;
+                let on = |plane: &u32| paths.iter().filter(|p| p.plane == *plane).count();
+                let counts: Vec<_> = planes.iter().map(on).collect();
+                let even = paths.len() / planes.len();
+                if counts.iter().sum::<usize>() == paths.len()
+                    && counts.iter().all(|n| (even..=even + 1).contains(n))
+                {
+                    return Ok(paths);
+                }
+                check!(begun.elapsed() < ep.wait, "on planes {planes:?} there are {counts:?} paths");
+            }
+        };
+        let before = spread(&all)?;
+        check!(before.iter().all(|p| p.peer_plane == p.plane), "planes of the peer: {before:?}");
+        let listen = QpAttr { mask: dv::METAROCE_QP_EVENTS, events: 1, ..QpAttr::default() };
+        text("listening", t.dv.modify(&link.qp, &listen))?;
+        let (c, _) = text("query", t.dv.paths(&link.qp))?;
+        let mut next = c.next_transition;
+        text("drain", set("drain"))?;
+        let left = spread(rest);
+        let told = event(ep, &link.qp, ep.wait);
+        text("resume", set("resume"))?;
+        left?;
+        check!(told?, "no event");
+        spread(&all)?;
+        let changes = text("transitions", t.dv.transitions(&link.qp, &mut next, 64))?;
+        for a in &changes {
+            note(&format!("{}: path {} on plane {}", a.number, a.path, a.plane));
+        }
+        for p in before.iter().filter(|p| p.plane == last) {
+            let first = changes.iter().find(|a| a.path == p.path);
+            check!(first.is_some_and(|a| a.plane != last), "path {} has left: {first:?}", p.path);
+        }
+        check!(changes.iter().any(|a| a.plane == last), "nothing has come back");
         Ok(())
     })
 }
