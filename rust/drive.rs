@@ -40,9 +40,10 @@
 //! the QPs attached to it, a queued work item and an armed timer hold the connection.
 //! [`Attachment::disconnect`] takes the QP out under the lock, then waits until no copy for it is
 //! running (`QpInner::copies`); after that nothing of the connection reaches the QP's
-//! memory. [`Table::shutdown`] closes all connections of a device that goes, stops timer
-//! and work of each, and is followed by `synchronize_net` in the device's teardown. It takes
-//! `Table::connecting`, which [`Table::planes_changed`] holds: no news comes afterwards.
+//! memory. A connection that leaves the table loses its timer; [`Table::shutdown`] stops timer
+//! and work of those that are left when the device goes, and waits until none is alive, also
+//! of those that had left before: nothing of them may run once the module has gone.
+//! It takes `Table::connecting`, which [`Table::planes_changed`] holds: no news comes afterwards.
 //!
 //! # Planes
 //!
@@ -81,6 +82,7 @@ use ::kernel::{
     new_mutex, new_spinlock,
     prelude::*,
     sync::{Arc, Mutex, SpinLock},
+    time::{delay::fsleep, Delta},
 };
 
 /// Packets that are taken out of the core in one locked round.
@@ -150,6 +152,8 @@ pub struct Table {
     answers: AtomicU64,
     /// Connections that were made.
     made: AtomicU64,
+    /// Connections that exist, in the table or not any more.
+    living: AtomicUsize,
     /// Held while a connection is looked up or made, so that a pair gets one.
     #[pin]
     connecting: Mutex<()>,
@@ -173,6 +177,7 @@ impl Table {
         pin_init!(Self {
             answers: AtomicU64::new(0),
             made: AtomicU64::new(0),
+            living: AtomicUsize::new(0),
             connecting <- new_mutex!(()),
             slots <- new_spinlock!(Slots { conns: os::Vec::new(), closed: false }),
         })
@@ -236,11 +241,12 @@ impl Table {
         };
         if let Some(conn) = taken {
             conn.device.counters.ended(&conn.counters());
+            conn.stop_timer();
         }
     }
 
-    /// Closes every connection and lets none be made any more. Process context; the
-    /// device's QPs are gone.
+    /// Ends every connection and lets none be made any more; waits until there is none.
+    /// Process context; the device's QPs are gone, and nothing is received any more.
     pub fn shutdown(&self) {
         {
             let _serial = self.connecting.lock();
@@ -253,8 +259,13 @@ impl Table {
                 let mut slots = self.slots.lock();
                 slots.conns.iter_mut().find_map(|c| c.take())
             };
-            let Some(conn) = conn else { return };
+            let Some(conn) = conn else { break };
             conn.stop();
+        }
+        // Those that had left the table: their work items are about to run, or a timer that was
+        // armed while its handler ran is about to expire.
+        while self.living.load(Ordering::Acquire) != 0 {
+            fsleep(Delta::from_millis(1));
         }
     }
 
@@ -271,6 +282,29 @@ impl Table {
     }
 }
 
+/// A connection's hold on its device, which counts it as long as it lives.
+struct Owner(Arc<DeviceInner>);
+
+impl Owner {
+    fn new(device: &Arc<DeviceInner>) -> Self {
+        device.table.living.fetch_add(1, Ordering::Relaxed);
+        Self(device.clone())
+    }
+}
+
+impl ::core::ops::Deref for Owner {
+    type Target = Arc<DeviceInner>;
+    fn deref(&self) -> &Self::Target {
+        &self.0
+    }
+}
+
+impl Drop for Owner {
+    fn drop(&mut self) {
+        self.0.table.living.fetch_sub(1, Ordering::Release);
+    }
+}
+
 /// A connection as the driver sees it.
 #[pin_data]
 pub struct Conn {
@@ -280,7 +314,6 @@ pub struct Conn {
     pub key: Key,
     /// Names it for programs, from 1: the id is the peer's to know.
     pub number: u64,
-    device: Arc<DeviceInner>,
     flow: Flow,
     /// The core has memory for more than one plane. Changed by whoever holds `connecting`.
     has_planes: AtomicBool,
@@ -296,6 +329,8 @@ pub struct Conn {
     timer: Timer<Self>,
     #[pin]
     work: bh::Item<Self>,
+    /// Dropped last: then there is nothing left of it.
+    device: Owner,
 }
 
 /// Packets that have arrived and are not read yet.
@@ -334,7 +369,7 @@ struct State {
     more: bool,
     /// What the timer is armed for; `Time::MAX` is "not".
     armed: Time,
-    /// The device goes or the peers have parted: no timer, no work any more.
+    /// The device goes or the peers have parted: no timer any more.
     stopped: bool,
 }
 
@@ -640,10 +675,13 @@ fn reply_without_state(device: &Arc<DeviceInner>, packet: &Packet<'_>, skb: &Skb
     }
     tx.source_port = skb.source_port();
     // A reply that cannot be sent is as good as lost; the peer asks again.
-    let _ = Flow::answering(&device.port, skb).xmit(&tx, &mut Frags::new());
+    let _ = Flow::answering(&device.port, skb).xmit(&tx);
 }
 
 impl Conn {
+    /// Out of line: what passes through its frame is large, and where softirqs are switched on
+    /// again they run on top of the caller's.
+    #[inline(never)]
     fn new(
         device: &Arc<DeviceInner>,
         cid: u64,
@@ -680,7 +718,6 @@ impl Conn {
                 cid,
                 key,
                 number: device.table.made.fetch_add(1, Ordering::Relaxed) + 1,
-                device: device.clone(),
                 flow,
                 has_planes: AtomicBool::new(false),
                 peer_has_planes: AtomicBool::new(false),
@@ -689,6 +726,7 @@ impl Conn {
                 inbox <- new_spinlock!(inbox),
                 timer <- Timer::new(),
                 work <- bh::Item::new(),
+                device: Owner::new(device),
             }),
             GFP_KERNEL,
         )
@@ -743,6 +781,16 @@ impl Conn {
         let _bh = bh::disable();
         let counters = *self.state.lock().core.counters();
         counters
+    }
+
+    /// It is in the table no more: from now on nothing happens by itself. QPs that are still
+    /// attached, to a connection that has failed, are flushed by work and verbs.
+    fn stop_timer(self: &Arc<Self>) {
+        {
+            let _bh = bh::disable();
+            self.state.lock().stopped = true;
+        }
+        timer::cancel(self);
     }
 
     /// Stops timer and work for good. Process context.
@@ -1110,7 +1158,7 @@ impl Conn {
         let mut unsent = 0u64;
         let packets = batch.slots.iter_mut().take(batch.used).map(|slot| {
             slot.bytes = u64::from(slot.tx.header_len) + slot.frags.len() as u64;
-            (&slot.tx, &slot.leg, &mut slot.frags)
+            (&slot.tx, &slot.leg, Some(&mut slot.frags))
         });
         self.flow.xmit_all(packets, |places, why| {
             // What cannot go at all counts as lost, and is tried again ever more seldom.
@@ -1185,9 +1233,6 @@ impl BhWork for Conn {
             this.read();
             {
                 let mut state = this.state.lock();
-                if state.stopped {
-                    return;
-                }
                 let now = net::now();
                 state.core.end_of_batch(now);
                 if state.core.report_is_due(now) {

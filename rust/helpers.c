@@ -562,10 +562,27 @@ void metaroce_kfree_rcu(void *p)
 	kvfree_rcu_mightsleep(p);
 }
 
-/* rings */
-void *metaroce_vmalloc_user(size_t size)
+/* rings: as vmalloc_user(), but counted for the control group of the program */
+void *metaroce_ring_alloc(size_t size)
 {
-	return vmalloc_user(size);
+	return __vmalloc(size, GFP_KERNEL_ACCOUNT | __GFP_ZERO | __GFP_NOWARN);
+}
+
+/* What remap_vmalloc_range() does, which takes memory of vmalloc_user() only. */
+int metaroce_ring_map(struct vm_area_struct *vma, void *memory, size_t size)
+{
+	unsigned long done;
+	int r;
+
+	if (vma->vm_end - vma->vm_start != size)
+		return -EINVAL;
+	for (done = 0; done < size; done += PAGE_SIZE) {
+		r = vm_insert_page(vma, vma->vm_start + done, vmalloc_to_page(memory + done));
+		if (r)
+			return r;
+	}
+	vm_flags_set(vma, VM_DONTEXPAND | VM_DONTDUMP);
+	return 0;
 }
 
 bool metaroce_vma_is_shared(struct vm_area_struct *vma)

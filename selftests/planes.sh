@@ -163,8 +163,8 @@ ended_or() { ended || "$@"; }
 # writes, reads: a stream of data from a to b, or to a from b, until kill_ends.
 writes() { start mroce-bench --tests write_bw --seconds 120 --timeout 17; }
 reads() { start mroce-bench --tests read_bw --seconds 120 --timeout 17; }
-# verified SECONDS [SUITES]: traffic whose every byte is checked (of random also QPs that come and
-# go); reap SECONDS: it ends within that time, without an error.
+# verified SECONDS [SUITES]: traffic whose every byte is checked; reap SECONDS: it ends within that
+# time, without an error.
 verified() { start mroce-verify --short --seconds "$1" --timeout 17 --suites "${2:-random,flag_after_data}" --max-size 300k; }
 reap() {
     local status=0
@@ -295,13 +295,14 @@ heal_silent() {
     for n in a b; do on $n tc qdisc delete dev "eth$1" root; done
 }
 
-# cut_verified MODE SUITES: planes fail in turn, that of the device's own netdev first, while
-# every byte is checked; each carries again once it is back.
+# cut_verified MODE: planes fail in turn, that of the device's own netdev first, while every
+# byte is checked; each carries again once it is back. (One QP has to do: the RDMA core connects
+# none while that netdev leads nowhere.)
 cut_verified() {
     local k=0 cuts=0 before
     both
     before=$(sent a)
-    verified "${VERIFY_SECONDS:-6}" "$2"
+    verified "${VERIFY_SECONDS:-6}" flag_after_data
     busywait 15 all_carry a 100000 "$before"
     while ! ended; do
         "fail_$1" $k
@@ -318,9 +319,8 @@ cut_verified() {
     [ $cuts -ge 2 ] || { echo "too few"; return 1; }
     down
 }
-# (The RDMA core connects no QP while the device's own netdev is off: one QP has to do.)
-planes_go_down_data_verified() { cut_verified down flag_after_data; }
-planes_fail_silently_data_verified() { cut_verified silent random,flag_after_data; }
+planes_go_down_data_verified() { cut_verified down; }
+planes_fail_silently_data_verified() { cut_verified silent; }
 
 # quiet NS K: over a moment in which the others carry 2 MB the plane carries at most 20 KB (ARP,
 # questions whether it is back).

@@ -492,7 +492,7 @@ impl Udata<'_> {
                 raw: Opaque::zeroed(),
                 memory: memory.clone(),
             },
-            GFP_KERNEL,
+            GFP_KERNEL_ACCOUNT,
         )?;
         let entry = KBox::into_raw(entry);
         // SAFETY: the context is the command's; the entry is zeroed and stays until
@@ -1053,7 +1053,8 @@ impl<T: Operations> VTable<T> {
             }
             // Entries are only made by `Udata::map`; the C struct is at offset 0.
             let ours = &*entry.cast::<MapEntry>();
-            let r = bindings::remap_vmalloc_range(vma, ours.memory.as_ptr().cast(), 0);
+            let memory = &ours.memory;
+            let r = bindings::metaroce_ring_map(vma, memory.as_ptr().cast(), memory.size());
             bindings::rdma_user_mmap_entry_put(entry);
             r
         }
@@ -1096,7 +1097,7 @@ impl<T: Operations> VTable<T> {
                 raw: Opaque::new(bindings::ib_mr::default()),
                 value: MaybeUninit::uninit(),
             },
-            GFP_KERNEL,
+            GFP_KERNEL_ACCOUNT,
         )?;
         shell.value.write(mr);
         let raw: *mut bindings::ib_mr = KBox::into_raw(shell).cast();

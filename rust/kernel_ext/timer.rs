@@ -114,6 +114,21 @@ pub fn arm<T: Handler>(owner: &Arc<T>, deadline: u64) {
     }
 }
 
+/// Disarms the timer, unless its handler is just running. Waits for nothing: any context but
+/// hard interrupts.
+pub fn cancel<T: Handler>(owner: &Arc<T>) {
+    let timer = owner.timer();
+    let _bh = bh::disable();
+    let mut held = timer.held.lock();
+    // SAFETY: The timer is initialised, and alive through `owner`.
+    if unsafe { bindings::hrtimer_try_to_cancel(timer.raw.get()) } == 1 {
+        let taken = ::core::mem::replace(&mut held.0, ptr::null());
+        // SAFETY: It came from `Arc::into_raw` in `arm`, and belonged to the timer, which was
+        // queued and is no more. Not the last one: there is `owner`.
+        drop(unsafe { Arc::from_raw(taken) });
+    }
+}
+
 /// Disarms the timer and waits for a running handler. Process context, outside of every lock
 /// that the handler takes. The caller sees to it that nobody arms it again.
 pub fn cancel_sync<T: Handler>(owner: &Arc<T>) {

@@ -61,7 +61,7 @@ impl Pinned {
                 != 0,
         };
         let count = pages_spanned as usize;
-        this.pages.reserve(count, GFP_KERNEL)?;
+        this.pages.reserve(count, GFP_KERNEL_ACCOUNT)?;
         // SAFETY: the umem is ours; the helper writes at most `count` entries into memory
         // that has room for them, and returns how many it has written.
         let written = unsafe {

@@ -122,7 +122,7 @@ impl Table {
                 state: AtomicUsize::new(0),
                 unused <- Completion::new(),
             }),
-            GFP_KERNEL,
+            GFP_KERNEL_ACCOUNT,
         );
         let region = match region {
             Ok(region) => region,

@@ -314,23 +314,23 @@ impl Flow {
         Ok(ends)
     }
 
-    /// Sends a packet on the flow's own addresses: header and payload of `tx`, the latter from
-    /// `frags` (empty for padding and packets without). Pages are taken out of `frags` where
-    /// they are sent by reference. Every context but hard interrupts; calls for one path one
-    /// after the other.
-    pub fn xmit(&self, tx: &Transmit, frags: &mut Frags) -> Result<(), XmitError> {
+    /// Sends a packet on the flow's own addresses whose payload, if any, is padding. Every context
+    /// but hard interrupts; calls for one path one after the other. (Room for pages would not fit
+    /// on the stack of a softirq that came in the middle of something else.)
+    pub fn xmit(&self, tx: &Transmit) -> Result<(), XmitError> {
         let mut result = Ok(());
-        let one = ::core::iter::once((tx, &Leg::NONE, frags));
+        let one = ::core::iter::once((tx, &Leg::NONE, None));
         self.xmit_all(one, |_, e| result = Err(e));
         result
     }
 
-    /// Sends packets as [`Flow::xmit`] does, each on its plane, in order within each path.
-    /// Packets of one path that follow each other go as one train. `failed` is called with the
-    /// places in `packets` of what could not be sent, and the reason.
+    /// Sends packets as [`Flow::xmit`] does, each on its plane, in order within each path; their
+    /// payload, unless it is padding, is the last of each triple. Pages are taken out of that where
+    /// they are sent by reference. Packets of one path that follow each other go as one train.
+    /// `failed` is called with the places in `packets` of what could not be sent, and the reason.
     pub fn xmit_all<'a>(
         &self,
-        packets: impl Iterator<Item = (&'a Transmit, &'a Leg, &'a mut Frags)>,
+        packets: impl Iterator<Item = (&'a Transmit, &'a Leg, Option<&'a mut Frags>)>,
         mut failed: impl FnMut(Range<usize>, XmitError),
     ) {
         let guard = rcu::read_lock();
@@ -362,7 +362,7 @@ impl Flow {
         &self,
         dst: DstRef<'_>,
         tx: &Transmit,
-        frags: &mut Frags,
+        frags: Option<&mut Frags>,
     ) -> Result<TxSkb, XmitError> {
         let header = tx
             .header
@@ -370,7 +370,7 @@ impl Flow {
             .ok_or(XmitError::TooBig)?;
         let payload = match tx.payload {
             Payload::Pad { len } => len as usize,
-            _ => frags.len(),
+            _ => frags.as_ref().map_or(0, |f| f.len()),
         };
         let ip_len = if self.is_ipv6() { IPV6_LEN } else { IPV4_LEN };
         let total = (header.len() + payload).saturating_add((ip_len + UDP_LEN) as usize);
@@ -521,7 +521,7 @@ impl Train<'_> {
 impl<'a, F: FnMut(Range<usize>, XmitError)> Burst<'a, F> {
     /// Makes the packet at place `at`, and couples it to the train or sends that and begins
     /// another one.
-    fn push(&mut self, at: usize, tx: &Transmit, leg: &'a Leg, frags: &mut Frags) {
+    fn push(&mut self, at: usize, tx: &Transmit, leg: &'a Leg, frags: Option<&mut Frags>) {
         let flow = self.flow;
         let same = self.train.as_ref().filter(|t| t.goes_on(tx, leg));
         let made = match same {
@@ -605,38 +605,38 @@ fn build(
     dst: DstRef<'_>,
     header: &[u8],
     tx: &Transmit,
-    frags: &mut Frags,
+    frags: Option<&mut Frags>,
     payload: usize,
 ) -> Option<TxSkb> {
     let len = u32::try_from(payload).ok()?;
+    // Padding is zeros.
+    let frags = frags.filter(|_| !matches!(tx.payload, Payload::Pad { .. }));
+    let copy = |frags: &Option<&mut Frags>, at, to: &mut [u8]| match frags {
+        Some(frags) => frags.copy_to(at, to),
+        None => {
+            to.fill(0);
+            true
+        }
+    };
     if payload <= COPY {
         let mut skb = TxSkb::new(dst, header, len, 0)?;
         let to = skb.put_space(payload)?;
-        if !matches!(tx.payload, Payload::Pad { .. }) && !frags.copy_to(0, to) {
-            return None;
-        }
-        return Some(skb);
+        return copy(&frags, 0, to).then_some(skb);
     }
-    let copy = tx.resend
-        || matches!(tx.payload, Payload::Pad { .. } | Payload::Read { .. })
-        || frags.pieces() == 0
-        || frags.pieces() > MAX_PAGES;
-    if !copy {
-        let mut skb = TxSkb::new(dst, header, 0, 0)?;
-        for page in frags.drain() {
-            if !skb.add_page(page) {
-                return None;
+    let may_refer = !tx.resend && !matches!(tx.payload, Payload::Read { .. });
+    match frags {
+        Some(frags) if may_refer && (1..=MAX_PAGES).contains(&frags.pieces()) => {
+            let mut skb = TxSkb::new(dst, header, 0, 0)?;
+            for page in frags.drain() {
+                if !skb.add_page(page) {
+                    return None;
+                }
             }
+            Some(skb)
         }
-        return Some(skb);
+        frags => {
+            let mut skb = TxSkb::new(dst, header, 0, len)?;
+            skb.fill(|at, piece| copy(&frags, at, piece)).then_some(skb)
+        }
     }
-    let mut skb = TxSkb::new(dst, header, 0, len)?;
-    let done = skb.fill(|at, piece| match tx.payload {
-        Payload::Pad { .. } => {
-            piece.fill(0);
-            true
-        }
-        _ => frags.copy_to(at, piece),
-    });
-    done.then_some(skb)
 }

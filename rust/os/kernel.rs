@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: GPL-2.0
 
 //! Memory of the kernel build: kvmalloc, since a bitmap or a ring of records can be
-//! larger than what the page allocator hands out in one piece.
+//! larger than what the page allocator hands out in one piece; counted for the control group of
+//! the program whose call needs it.
 
 #![forbid(unsafe_code)]
 
-use ::kernel::alloc::{flags::GFP_KERNEL, KBox, KVVec};
+use ::kernel::alloc::{flags::GFP_KERNEL_ACCOUNT, KBox, KVVec};
 
 pub use ::kernel::alloc::AllocError;
 
@@ -14,7 +15,7 @@ pub type Box<T> = KBox<T>;
 
 /// Moves `value` to the heap.
 pub fn try_box<T>(value: T) -> Result<Box<T>, AllocError> {
-    KBox::new(value, GFP_KERNEL)
+    KBox::new(value, GFP_KERNEL_ACCOUNT)
 }
 
 /// The vector below [`super::Vec`].
@@ -26,7 +27,7 @@ impl<T> RawVec<T> {
     }
 
     pub(super) fn try_reserve_more(&mut self, additional: usize) -> Result<(), AllocError> {
-        self.0.reserve(additional, GFP_KERNEL)
+        self.0.reserve(additional, GFP_KERNEL_ACCOUNT)
     }
 
     pub(super) fn push_within(&mut self, value: T) -> Result<(), T> {

@@ -26,8 +26,9 @@ const HEAD: usize = size_of::<bindings::metaroce_ring>();
 /// Bytes of a ring at the most; also keeps all offsets far from overflow.
 const MAX_BYTES: usize = 1 << 30;
 
-/// Zeroed pages that user space can map. A mapping holds page references of its own, so the
-/// memory may go while a program still has it mapped.
+/// Zeroed pages that user space can map, counted for the control group of the program that
+/// makes them. A mapping holds page references of its own, so the memory may go while a program
+/// still has it mapped.
 pub struct Memory {
     base: NonNull<u8>,
     size: usize,
@@ -46,9 +47,9 @@ impl Memory {
         }
         let size = size.next_multiple_of(PAGE_SIZE);
         // SAFETY: no requirements.
-        let base = unsafe { bindings::metaroce_vmalloc_user(size) };
+        let base = unsafe { bindings::metaroce_ring_alloc(size) };
         let base = NonNull::new(base.cast()).ok_or(ENOMEM)?;
-        Ok(Arc::new(Self { base, size }, GFP_KERNEL)?)
+        Ok(Arc::new(Self { base, size }, GFP_KERNEL_ACCOUNT)?)
     }
 
     /// Bytes, a multiple of the page size.
@@ -56,7 +57,7 @@ impl Memory {
         self.size
     }
 
-    /// Start of the memory (`vmalloc_user`).
+    /// Start of the memory, whole pages of `vmalloc`.
     pub fn as_ptr(&self) -> *mut u8 {
         self.base.as_ptr()
     }
@@ -80,7 +81,7 @@ impl Memory {
 
 impl Drop for Memory {
     fn drop(&mut self) {
-        // SAFETY: allocated by `vmalloc_user`; callable in any context but hard interrupts.
+        // SAFETY: allocated by `vmalloc`; callable in any context but hard interrupts.
         unsafe { bindings::vfree(self.base.as_ptr().cast()) };
     }
 }

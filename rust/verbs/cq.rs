@@ -106,9 +106,9 @@ impl Cq {
                 pending: AtomicU32::new(0),
                 work <- bh::Item::new(),
             }),
-            GFP_KERNEL,
+            GFP_KERNEL_ACCOUNT,
         )?;
-        let mapping = KBox::pin_init(new_mutex!(mapping), GFP_KERNEL)?;
+        let mapping = KBox::pin_init(new_mutex!(mapping), GFP_KERNEL_ACCOUNT)?;
         udata.respond(&response)?;
         Ok((Self { inner, mapping }, entries))
     }

@@ -65,7 +65,7 @@ impl Mr {
         iova(attr, flags).checked_add(attr.length).ok_or(EINVAL)?;
         let pinned = Pinned::new(raw, attr.start, attr.length, flags)?;
         let registration = device.regions.register(RegionInit {
-            pinned: Arc::new(pinned, GFP_KERNEL)?,
+            pinned: Arc::new(pinned, GFP_KERNEL_ACCOUNT)?,
             pd: pd.number(),
             iova: iova(attr, flags),
             access: flags,
@@ -100,7 +100,7 @@ impl Mr {
         let pinned = if same {
             was.pinned().clone()
         } else {
-            Arc::new(Pinned::new(raw, start, length, flags)?, GFP_KERNEL)?
+            Arc::new(Pinned::new(raw, start, length, flags)?, GFP_KERNEL_ACCOUNT)?
         };
         let registration = device.regions.register(RegionInit {
             pinned,

@@ -285,7 +285,7 @@ impl Qp {
                 }),
                 work <- bh::Item::new(),
             }),
-            GFP_KERNEL,
+            GFP_KERNEL_ACCOUNT,
         )
         .inspect_err(|_| device.qpns.give(number))?;
         let qp = Self {

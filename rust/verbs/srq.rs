@@ -105,7 +105,7 @@ impl Srq {
                 state <- new_spinlock!(state),
                 work <- bh::Item::new(),
             }),
-            GFP_KERNEL,
+            GFP_KERNEL_ACCOUNT,
         )?;
         attr.max_wr = entries;
         attr.max_sge = max_sge;

@@ -8,6 +8,7 @@ use crate::oob::Oob;
 use crate::sys::Memory;
 use crate::verbs::{self, Connect, Context, Cq, DeviceAttr, Mr, Pd, PortAttr, Qp, QpInit};
 use std::io;
+use std::process::Command;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
@@ -20,6 +21,34 @@ pub const ALL_ACCESS: u32 = verbs::IBV_ACCESS_LOCAL_WRITE
     | verbs::IBV_ACCESS_REMOTE_WRITE
     | verbs::IBV_ACCESS_REMOTE_READ
     | verbs::IBV_ACCESS_REMOTE_ATOMIC;
+
+/// Pages of the device file below which the rings of a few objects are mapped: the RDMA core
+/// gives each new ring the lowest offset that is free.
+pub const RING_PAGES: u64 = 64;
+
+/// The rings of queues with few entries have 1 to so many pages. A mapping has the length of its
+/// ring, or fails.
+pub const RING_LENGTHS: u64 = 3;
+
+/// First bits of the node GUID of each metaroce device.
+const GUID_MARK: u64 = 0x02_4d52;
+
+/// Bytes of the longest header of a packet that carries data, beside IP and UDP
+/// (rust/proto/PROTOCOL.md, "Data packet").
+const HEADER: usize = 76;
+
+/// Bytes of data in a full packet where packets of `mtu` bytes go: in units of 16, and at most
+/// 61,440, for a UDP length says 65,535 at most.
+pub fn payload_of(mtu: usize, ipv6: bool) -> usize {
+    let ip_and_udp = if ipv6 { 48 } else { 28 };
+    mtu.saturating_sub(ip_and_udp + HEADER).min(61_440) / 16 * 16
+}
+
+/// The same where the network has one of the usual MTUs: Ethernet's own, the 4200 that carry
+/// 4096 bytes of data, jumbo frames.
+pub fn usual_payloads() -> impl Iterator<Item = usize> {
+    [1500, 4200, 9000].into_iter().flat_map(|mtu| [payload_of(mtu, false), payload_of(mtu, true)])
+}
 
 /// Where the other end is.
 #[derive(Clone, Debug)]
@@ -141,6 +170,18 @@ pub struct Remote {
     pub len: u64,
 }
 
+/// The line of a file of sysfs.
+fn text_of(file: &str) -> io::Result<String> {
+    let text = std::fs::read_to_string(file).map_err(|e| io::Error::new(e.kind(), format!("{file}: {e}")))?;
+    Ok(text.trim().to_string())
+}
+
+/// The number in a file of sysfs.
+fn number(file: &str) -> io::Result<u64> {
+    let text = text_of(file)?;
+    text.parse().map_err(|_| io::Error::other(format!("{file}: '{text}' is no number")))
+}
+
 fn is_v4(gid: &[u8; 16]) -> bool {
     gid.starts_with(&[0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff])
 }
@@ -213,6 +254,47 @@ impl Endpoint {
         let result = oob.barrier(point);
         oob.set_timeout(Some(self.wait * 4))?;
         result
+    }
+
+    /// Whether the device is one of this driver.
+    pub fn is_metaroce(&self) -> bool {
+        u64::from_be(self.device.node_guid) >> 40 == GUID_MARK
+    }
+
+    /// A file of the port in sysfs.
+    fn port_file(&self, name: &str) -> String {
+        format!("/sys/class/infiniband/{}/ports/1/{name}", self.context.name)
+    }
+
+    /// Hardware counters of the port as they are now; those in sysfs may be 10 ms old.
+    pub fn counters<const N: usize>(&self, names: [&str; N]) -> io::Result<[u64; N]> {
+        let link = format!("{}/1", self.context.name);
+        let output = Command::new("rdma").args(["statistic", "show", "link", &link]).output()?;
+        let text = String::from_utf8_lossy(&output.stdout);
+        let mut values = [0; N];
+        for (value, name) in values.iter_mut().zip(names) {
+            let mut words = text.split_whitespace().skip_while(|word| *word != name);
+            *value = words.nth(1).and_then(|word| word.parse().ok()).ok_or_else(|| {
+                let error = String::from_utf8_lossy(&output.stderr);
+                io::Error::other(format!("rdma statistic show link {link} has no {name}: {}", error.trim()))
+            })?;
+        }
+        Ok(values)
+    }
+
+    /// Bytes of data in a full packet from one end to the other: what the MTU of the interface
+    /// that has this end's GID leaves, the lesser of both. For other drivers' devices, the MTU
+    /// that the port reports. Both ends call it.
+    pub fn payload_mtu(&self) -> io::Result<usize> {
+        let own = if self.is_metaroce() {
+            let netdev = text_of(&self.port_file(&format!("gid_attrs/ndevs/{}", self.gid_index)))?;
+            let mtu = number(&format!("/sys/class/net/{netdev}/mtu"))?;
+            payload_of(usize::try_from(mtu).unwrap_or(0), !is_v4(&self.gid))
+        } else {
+            128 << self.port.active_mtu
+        };
+        let other = self.oob().exchange(&[own as u64])?;
+        Ok(other.first().map_or(own, |o| own.min(usize::try_from(*o).unwrap_or(own))))
     }
 
     /// READs and atomics that a QP of this device may have in flight, at most 16.

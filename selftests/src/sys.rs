@@ -269,23 +269,13 @@ pub fn kernel_is_process() -> bool {
     std::fs::read_to_string("/proc/cpuinfo").is_ok_and(|text| text.contains("User Mode Linux"))
 }
 
-/// Maps one page of `fd` at page `page` and unmaps it again; true when the driver had something there.
-pub fn probe_mmap(fd: RawFd, page: i64) -> bool {
-    // SAFETY: a mapping at an address of the kernel's choice, which is gone again at once.
-    unsafe {
-        let at = ffi::mmap(
-            std::ptr::null_mut(),
-            4096,
-            (ffi::PROT_READ | ffi::PROT_WRITE) as i32,
-            ffi::MAP_SHARED as i32,
-            fd,
-            page << 12,
-        );
-        if at as usize == usize::MAX {
-            return false;
-        }
-        ffi::munmap(at, 4096);
-    }
+/// Maps `pages` pages of `fd` from page `page` on and unmaps them again; true when the driver had
+/// something there that is as long as that.
+pub fn probe_mmap(fd: RawFd, page: u64, pages: usize) -> bool {
+    let Ok(mapped) = map_shared(fd, page, pages << 12) else { return false };
+    let Memory { addr, len } = *std::mem::ManuallyDrop::new(mapped);
+    // SAFETY: the mapping was made above, and nobody else knows of it.
+    unsafe { ffi::munmap(addr as *mut _, len as _) };
     true
 }
 
@@ -349,7 +339,7 @@ impl Frames {
     }
 }
 
-/// Maps `len` bytes of `fd` from page `page` on, read and write, shared, and never unmaps them.
+/// Maps `len` bytes of `fd` from page `page` on, read and write, shared.
 pub fn map_shared(fd: RawFd, page: u64, len: usize) -> io::Result<Memory> {
     // SAFETY: a mapping at an address of the kernel's choice touches no other memory.
     let addr = unsafe {

@@ -4,10 +4,11 @@
 #![forbid(unsafe_code)]
 
 use crate::Run;
-use selftests::endpoint::{Endpoint, Remote, Tuning, ALL_ACCESS};
-use selftests::ktap::Outcome;
+use selftests::dv::Dv;
+use selftests::endpoint::{usual_payloads, Endpoint, Remote, Tuning, ALL_ACCESS};
+use selftests::ktap::{self, Outcome};
 use selftests::single::Single;
-use selftests::sys::{errno, errno_name};
+use selftests::sys::{busywait, errno, errno_name};
 use selftests::verbs::{self, Mr, QpInit, SendWr, Sge, Wc};
 use selftests::{check, fail};
 use std::sync::Arc;
@@ -340,6 +341,56 @@ pub fn post_in_error(_run: &Run, ep: &Endpoint) -> Outcome {
     Ok(())
 }
 
+/// A request fails, and the program has not looked yet: what it posts then comes back flushed,
+/// under its own wr_id, behind the failure.
+pub fn post_after_unnoticed_error(_run: &Run, ep: &Endpoint) -> Outcome {
+    let m = memory(ep, ALL_ACCESS)?;
+    let channel = ep.context.create_channel().map_err(s)?;
+    let cq = ep.context.create_cq(64, Some(&channel)).map_err(s)?;
+    let recv_cq = ep.cq(64).map_err(s)?;
+    let qp = ep.qp(&QpInit::rc(&cq, &recv_cq, 16, 1, 0)).map_err(s)?;
+    ep.connect(&[qp.clone()], &Tuning::default()).map_err(s)?;
+    let single = Single { qp };
+    if !ep.leads {
+        // Its QP has to be there until the other end is through.
+        ep.barrier("through").map_err(s)?;
+        m.target.memory.verify(0, 64, 9).map_err(|e| format!("the good Write: {e}"))?;
+        return Ok(());
+    }
+    m.local.memory.fill(0, 64, 9);
+    let write = |id, rkey| request(verbs::IBV_WR_RDMA_WRITE, id, &m.local, 64, m.remote.addr, rkey);
+    let silent = |id, rkey| SendWr { flags: 0, ..write(id, rkey) };
+    single.qp.post_recv(100, &[m.local.sge(64, 64)]).map_err(s)?;
+    cq.arm(false).map_err(s)?;
+    single.qp.post_send(&[silent(1, m.remote.rkey), silent(2, m.remote.rkey ^ 0x5a5a_5a00)]).map_err(s)?;
+    // The event says that there is a completion. Nobody takes it, or asks for the state of the QP.
+    check!(channel.wait(ep.wait).map_err(s)?, "no event for the failure");
+    m.local.memory.fill(0, 64, 10);
+    for i in 0..4 {
+        single.qp.post_recv(101 + i, &[m.local.sge(64, 64)]).map_err(s)?;
+        // Signaled and not.
+        let wr = if i % 2 == 0 { write(3 + i, m.remote.rkey) } else { silent(3 + i, m.remote.rkey) };
+        single.qp.post_send(&[wr]).map_err(|e| format!("posting after the failure: {e}"))?;
+    }
+    expect(ep, &single, "the failure", 2, &[verbs::IBV_WC_REM_ACCESS_ERR])?;
+    for id in 3..7 {
+        expect(ep, &single, "a request behind it", id, &[verbs::IBV_WC_WR_FLUSH_ERR])?;
+    }
+    for id in 100..105 {
+        let wc = recv_cq.poll_one(ep.wait).map_err(s)?.ok_or("a receive does not come back")?;
+        check!(
+            wc.wr_id == id && wc.status == verbs::IBV_WC_WR_FLUSH_ERR,
+            "receive {} came back with {}, {id} is due",
+            wc.wr_id,
+            verbs::status_name(wc.status)
+        );
+    }
+    no_more(&single, "after all flushes")?;
+    expect_state(&single, verbs::IBV_QPS_ERR, "after all flushes")?;
+    ep.barrier("through").map_err(s)?;
+    Ok(())
+}
+
 /// What post_send and post_recv refuse at once.
 pub fn post_refused(_run: &Run, ep: &Endpoint) -> Outcome {
     let m = memory(ep, ALL_ACCESS)?;
@@ -350,20 +401,21 @@ pub fn post_refused(_run: &Run, ep: &Endpoint) -> Outcome {
         return Ok(());
     }
     let qp = &single.qp;
+    // The first errno is the one that is due; other drivers have others.
+    let due = |what: &str, code: Option<i32>, codes: &[i32]| -> Outcome {
+        let codes = if ep.is_metaroce() { &codes[..1] } else { codes };
+        check!(
+            codes.contains(&code.unwrap_or(0)),
+            "{what} instead of {}",
+            codes.iter().map(|c| errno_name(*c)).collect::<Vec<_>>().join(" or ")
+        );
+        Ok(())
+    };
     let refused = |what: &str, wr: SendWr, codes: &[i32]| -> Outcome {
         match qp.post_send(&[wr]) {
             Ok(()) => fail!("{what} was taken"),
-            Err(e) => {
-                let code = e.error.raw_os_error().unwrap_or(0);
-                check!(
-                    codes.contains(&code),
-                    "{what}: {} instead of {}",
-                    errno_name(code),
-                    codes.iter().map(|c| errno_name(*c)).collect::<Vec<_>>().join(" or ")
-                );
-            }
+            Err(e) => due(&format!("{what}: {}", e.error), e.error.raw_os_error(), codes),
         }
-        Ok(())
     };
     let good = request(verbs::IBV_WR_RDMA_WRITE, 1, &m.local, 64, m.remote.addr, m.remote.rkey);
     let unsupported = [errno::EINVAL, errno::EOPNOTSUPP];
@@ -373,8 +425,10 @@ pub fn post_refused(_run: &Run, ep: &Endpoint) -> Outcome {
     refused("one SGE too many", many, &[errno::EINVAL, errno::ENOMEM])?;
     let atomic =
         SendWr { opcode: verbs::IBV_WR_ATOMIC_FETCH_AND_ADD, sges: vec![m.local.sge(0, 4)], ..good.clone() };
-    // A 4-byte result buffer: at once, or as a fault of this request alone.
-    if qp.post_send(&[atomic]).is_ok() {
+    if ep.is_metaroce() {
+        refused("an atomic with a 4-byte buffer", atomic, &[errno::EINVAL])?;
+    } else if qp.post_send(&[atomic]).is_ok() {
+        // As a fault of this request alone, which is the end of the QP.
         let wc = single.completion(ep, "atomic with a 4-byte buffer")?;
         check!(wc.status != verbs::IBV_WC_SUCCESS, "an atomic with a 4-byte buffer succeeded");
         ep.barrier("through").map_err(s)?;
@@ -398,9 +452,26 @@ pub fn post_refused(_run: &Run, ep: &Endpoint) -> Outcome {
     };
     match other.post_recv(1, &too_many) {
         Ok(()) => fail!("a receive with {} SGEs was taken", too_many.len()),
-        Err(e) => {
-            let code = e.raw_os_error().unwrap_or(0);
-            check!(code == errno::EINVAL || code == errno::ENOMEM, "a receive with too many SGEs: {e}");
+        Err(e) => due(
+            &format!("a receive with too many SGEs: {e}"),
+            e.raw_os_error(),
+            &[errno::EINVAL, errno::ENOMEM],
+        )?,
+    }
+    if ep.is_metaroce() {
+        // One list with a request more than the queue holds: all but the last one are taken.
+        let room = qp.cap.max_send_wr as usize;
+        let ids = 50..=50 + room as u64;
+        let list: Vec<SendWr> = ids.clone().map(|id| SendWr { wr_id: id, ..good.clone() }).collect();
+        match qp.post_send(&list) {
+            Ok(()) => fail!("{} requests were taken, max_send_wr is {room}", list.len()),
+            Err(e) => {
+                due(&format!("a request too many: {}", e.error), e.error.raw_os_error(), &[errno::ENOMEM])?;
+                check!(e.taken == room, "{} of {room} requests were taken", e.taken);
+            }
+        }
+        for id in ids.take(room) {
+            expect(ep, &single, "a request of the full queue", id, &[verbs::IBV_WC_SUCCESS])?;
         }
     }
     // States in which nothing can be sent.
@@ -430,10 +501,21 @@ const RNR_MICROS: [u64; 32] = [
     10_240, 15_360, 20_480, 30_720, 40_960, 61_440, 81_920, 122_880, 163_840, 245_760, 327_680, 491_520,
 ];
 
-/// The receive comes soon after the refusal: the request waits for the responder's timer all the same.
+/// Data packets that the device has sent, each time that a request was tried counted by itself;
+/// None of a device that does not count so.
+fn sent_packets(ep: &Endpoint) -> Outcome<Option<u64>> {
+    if !ep.is_metaroce() {
+        return Ok(None);
+    }
+    let [sent] = ep.counters(["sent_pkts"]).map_err(s)?;
+    Ok(Some(sent))
+}
+
+/// The request is tried again whenever the responder's timer is over, not earlier; once there is a
+/// receive, the next time is the last one.
 pub fn rnr_timer(_run: &Run, ep: &Endpoint) -> Outcome {
     let m = memory(ep, ALL_ACCESS)?;
-    for code in [25u8, 28] {
+    for code in [22u8, 25] {
         let single = Single::new(ep, &Tuning { min_rnr_timer: code, ..Tuning::default() }, 8, 1, 0)?;
         let timer = Duration::from_micros(RNR_MICROS[code as usize]);
         let what = format!("timer code {code} ({} ms)", timer.as_millis());
@@ -446,20 +528,47 @@ pub fn rnr_timer(_run: &Run, ep: &Endpoint) -> Outcome {
                 request(verbs::IBV_WR_RDMA_WRITE, 1, &m.local, 8, m.remote.addr, m.remote.rkey),
             )?;
             ep.barrier("go").map_err(s)?;
+            let before = sent_packets(ep)?;
+            // The request has been sent so often, and refused each time but perhaps the last one.
+            let tries = || -> Outcome<Option<u32>> {
+                Ok(sent_packets(ep)?.zip(before).map(|(now, before)| (now - before) as u32))
+            };
+            let in_time = |begin: Instant, tries: u32| -> Outcome {
+                let (took, due) = (begin.elapsed(), timer * tries.saturating_sub(1));
+                // The two clocks may tick apart.
+                check!(took >= due.mul_f64(0.99), "{what}: tried {tries} times within {took:?} already");
+                Ok(())
+            };
             let begin = Instant::now();
             single.qp.post_send(&[request(verbs::IBV_WR_SEND, 2, &m.local, 100, 0, 0)]).map_err(s)?;
-            // The refusal needs a moment to come into being before the receive is posted.
-            let early = single.qp.send_cq.poll_one(timer / 5).map_err(s)?;
+            // It goes on by itself: four times, and no completion.
+            let mut early = None;
+            let goes_on = busywait(ep.wait, || {
+                early = single.qp.send_cq.poll_one(Duration::ZERO).unwrap_or(None);
+                let enough = match tries() {
+                    Ok(Some(n)) => n >= 4,
+                    _ => begin.elapsed() > timer * 4,
+                };
+                early.is_some() || enough
+            });
             check!(early.is_none(), "{what}: a Send without a receive completed");
+            check!(goes_on, "{what}: tried only {:?} times in {:?}", tries()?, begin.elapsed());
+            if let Some(n) = tries()? {
+                in_time(begin, n)?;
+            }
             ep.barrier("refused").map_err(s)?;
+            ep.barrier("received").map_err(s)?;
+            let until_receive = tries()?;
             expect(ep, &single, &what, 2, &[verbs::IBV_WC_SUCCESS])?;
-            let took = begin.elapsed();
-            check!(took >= timer.mul_f64(0.95), "{what}: the request came again after {took:?} already");
-            check!(took < timer * 6 + Duration::from_secs(1), "{what}: the request took {took:?}");
+            if let (Some(n), Some(until)) = (tries()?, until_receive) {
+                in_time(begin, n)?;
+                check!(n <= until + 1, "{what}: tried {} times after the receive was there", n - until);
+            }
         } else {
             ep.barrier("go").map_err(s)?;
             ep.barrier("refused").map_err(s)?;
             single.qp.post_recv(3, &[m.target.sge(0, 200)]).map_err(s)?;
+            ep.barrier("received").map_err(s)?;
             expect(ep, &single, &what, 3, &[verbs::IBV_WC_SUCCESS])?;
         }
         ep.barrier("step").map_err(s)?;
@@ -467,26 +576,39 @@ pub fn rnr_timer(_run: &Run, ep: &Endpoint) -> Outcome {
     Ok(())
 }
 
-/// With few RNR retries and no receive the request fails, not before the timers are over.
+/// With few RNR retries and no receive the request is tried once more than that and fails, not
+/// before the timers are over.
 pub fn rnr_exhausted(_run: &Run, ep: &Endpoint) -> Outcome {
     let m = memory(ep, ALL_ACCESS)?;
     let timer = Duration::from_micros(RNR_MICROS[24]);
-    for retries in [0u8, 3] {
-        let single =
-            Single::new(ep, &Tuning { min_rnr_timer: 24, rnr_retry: retries, ..Tuning::default() }, 8, 1, 0)?;
+    for (retries, behind) in [(0u8, false), (0, true), (1, false), (3, false), (3, true), (6, false)] {
+        let tuning = Tuning { min_rnr_timer: 24, rnr_retry: retries, ..Tuning::default() };
+        let single = Single::new(ep, &tuning, 8, 1, 0)?;
         let what = format!("{retries} RNR retries");
         if ep.leads {
+            // The set-up of the connection is no part of it.
+            let write = request(verbs::IBV_WR_RDMA_WRITE, 9, &m.local, 8, m.remote.addr, m.remote.rkey);
+            single.run(ep, &what, write)?;
+            let before = sent_packets(ep)?;
             let begin = Instant::now();
             let send = |id| request(verbs::IBV_WR_SEND, id, &m.local, 100, 0, 0);
-            single.qp.post_send(&[send(1), send(2)]).map_err(s)?;
+            let list: Vec<SendWr> = (1..=1 + u64::from(behind)).map(send).collect();
+            single.qp.post_send(&list).map_err(s)?;
             expect(ep, &single, &what, 1, &[verbs::IBV_WC_RNR_RETRY_EXC_ERR])?;
             let took = begin.elapsed();
-            expect(ep, &single, &what, 2, &[verbs::IBV_WC_WR_FLUSH_ERR])?;
+            if behind {
+                expect(ep, &single, &what, 2, &[verbs::IBV_WC_WR_FLUSH_ERR])?;
+            }
             check!(
-                took >= (timer * u32::from(retries)).mul_f64(0.9),
+                took >= (timer * u32::from(retries)).mul_f64(0.99),
                 "{what}: failed after {took:?} already"
             );
-            check!(took < timer * 40, "{what}: failed after {took:?} only");
+            if let (Some(now), Some(before)) = (sent_packets(ep)?, before) {
+                // What is behind it may be sent with it each time, and need not.
+                let (tries, due) = (now - before, u64::from(retries) + 1);
+                let most = if behind { due * 2 } else { due };
+                check!((due..=most).contains(&tries), "{what}: {tries} packets, {due} to {most} are due");
+            }
         }
         ep.barrier("step").map_err(s)?;
     }
@@ -496,7 +618,10 @@ pub fn rnr_exhausted(_run: &Run, ep: &Endpoint) -> Outcome {
 /// With rnr_retry 7 the request waits as long as it takes.
 pub fn rnr_forever(_run: &Run, ep: &Endpoint) -> Outcome {
     let m = memory(ep, ALL_ACCESS)?;
-    let single = Single::new(ep, &Tuning { min_rnr_timer: 16, retry_cnt: 1, ..Tuning::default() }, 16, 1, 0)?;
+    // 4.096 us << 16 is 0.27 s; the responder's timer is 2.56 ms.
+    let tuning = Tuning { min_rnr_timer: 16, timeout: 16, retry_cnt: 1, ..Tuning::default() };
+    let without_answer = Duration::from_nanos(4096 << tuning.timeout) * (u32::from(tuning.retry_cnt) + 1);
+    let single = Single::new(ep, &tuning, 16, 1, 0)?;
     if ep.leads {
         // Sends, then Writes behind them: nothing overtakes, nothing is lost.
         m.local.memory.fill(0, 6000, 5);
@@ -515,9 +640,18 @@ pub fn rnr_forever(_run: &Run, ep: &Endpoint) -> Outcome {
                 ]
             })
             .collect();
+        let before = sent_packets(ep)?;
+        let begin = Instant::now();
         single.qp.post_send(&list).map_err(s)?;
-        // Many timers long: 2.56 ms each, and more than retry_cnt times the ACK timeout.
-        let early = single.qp.send_cq.poll_one(Duration::from_millis(700)).map_err(s)?;
+        // More often than any number of retries but this one allows (each time at most 12
+        // packets), and for longer than a peer may take that does not answer.
+        let mut early = None;
+        let goes_on = busywait(ep.wait, || {
+            early = single.qp.send_cq.poll_one(Duration::ZERO).unwrap_or(None);
+            let sent = sent_packets(ep).unwrap_or(None).zip(before).map(|(now, before)| now - before);
+            early.is_some() || begin.elapsed() > without_answer && sent.is_none_or(|n| n > 20 * 12)
+        });
+        check!(goes_on, "the requests were not tried 20 times in {:?}", begin.elapsed());
         check!(
             early.is_none(),
             "a Send without a receive completed: {}",
@@ -548,16 +682,21 @@ pub fn sizes(_run: &Run, ep: &Endpoint) -> Outcome {
     let target = ep.memory(1 << 18, ALL_ACCESS).map_err(s)?;
     let remote = ep.exchange_memory(&[&target]).map_err(s)?[0];
     let mtu = 128usize << ep.port.active_mtu;
+    let payload = ep.payload_mtu().map_err(s)?;
     let mut sizes = vec![0, 1, 1023, 1024, 1025, 4095, 4096, 4097, 65535, 65536, 65537];
     for packets in [1, 2, 3, 16, 33] {
-        // Around the MTU, and around what a 1500-byte or 4200-byte link leaves of it.
-        for payload in [mtu, 1344, 1408, 4032, 4096] {
+        // Around the MTU of the port, and around what packets carry on this link and on others.
+        for payload in [mtu, payload].into_iter().chain(usual_payloads()) {
             sizes.extend([packets * payload - 1, packets * payload, packets * payload + 1]);
         }
     }
     let common = ep.oob().exchange(&[mtu as u64]).map_err(s)?;
     check!(common.first() == Some(&(mtu as u64)), "the ends have different MTUs: {mtu} and {common:?}");
-    for (n, len) in sizes.into_iter().filter(|l| *l <= 1 << 18).enumerate() {
+    sizes.retain(|len| *len <= 1 << 18);
+    sizes.sort_unstable();
+    sizes.dedup();
+    let count = sizes.len();
+    for (n, len) in sizes.into_iter().enumerate() {
         let seed = n as u64 + 1000;
         for opcode in [verbs::IBV_WR_RDMA_WRITE, verbs::IBV_WR_SEND, verbs::IBV_WR_RDMA_READ] {
             let what = format!("opcode {opcode}, {len} bytes");
@@ -585,6 +724,15 @@ pub fn sizes(_run: &Run, ep: &Endpoint) -> Outcome {
                 target.memory.verify(0, len, seed).map_err(|e| format!("{what}: {e}"))?;
             }
         }
+    }
+    if ep.is_metaroce() {
+        // The sizes were around what the packets really carried.
+        let (connection, _) = Dv::load().and_then(|dv| dv.paths(&single.qp)).map_err(s)?;
+        let found = connection.payload_mtu as usize;
+        check!(found == payload, "full packets carry {found} bytes, {payload} are due");
+    }
+    if ep.leads {
+        ktap::note(&format!("{count} sizes, {payload} bytes in a full packet"));
     }
     if ep.leads && ep.port.max_msg_sz < u32::MAX {
         let sge = Sge::raw(local.addr(0), ep.port.max_msg_sz + 1, local.lkey);
@@ -770,8 +918,7 @@ pub fn retries_exhausted(_run: &Run, ep: &Endpoint) -> Outcome {
     expect(ep, &single, "Write to a QP that is gone", 1, &[verbs::IBV_WC_RETRY_EXC_ERR])?;
     expect(ep, &single, "the Write behind it", 2, &[verbs::IBV_WC_WR_FLUSH_ERR])?;
     let took = begin.elapsed();
-    check!(took > Duration::from_millis(60), "the retries were over after {took:?}");
-    check!(took < Duration::from_secs(6), "the retries took {took:?}");
+    check!(took > Duration::from_millis(100), "the retries were over after {took:?}");
     expect_state(&single, verbs::IBV_QPS_ERR, "after the last retry")?;
     ep.barrier("failed").map_err(s)?;
     Ok(())

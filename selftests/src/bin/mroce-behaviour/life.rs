@@ -8,7 +8,7 @@ use crate::completions::expect_event;
 use crate::setup::run_command;
 use crate::Run;
 use selftests::args::Args;
-use selftests::endpoint::{self, Device, Endpoint, Tuning, ALL_ACCESS};
+use selftests::endpoint::{self, Device, Endpoint, Tuning, ALL_ACCESS, RING_LENGTHS, RING_PAGES};
 use selftests::ktap::Outcome;
 use selftests::rng::Rng;
 use selftests::single::Single;
@@ -17,7 +17,7 @@ use selftests::verbs::{self, Connect, Context, QpInit, SendWr, Wc};
 use selftests::{check, fail, skip};
 use std::io::{BufRead, BufReader};
 use std::process::{Command, Stdio};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -93,14 +93,22 @@ pub fn device_deleted(run: &Run, ep: &Endpoint) -> Outcome {
     Ok(())
 }
 
-/// A process is killed while its QP resends, at many different moments. Its requests go to a
-/// QP that does not exist.
+/// ACK timeout of a QP that sends to nobody, 0.27 s: with seven retries it goes on for 2.1 s.
+const ORPHAN_TIMEOUT: u8 = 16;
+
+/// A process is killed while its QPs resend, at many different moments. Their requests go to QPs
+/// that do not exist: each refusal makes a QP send all of its packets again, after a wait that
+/// doubles up to 128 ms. They have the connection of a QP that stays: to a device none of whose
+/// QPs knows of them they would send nothing. (case05_killed_in_mid_retransmission in behaviour.sh is about timers.)
 pub fn kill_in_retransmission(run: &Run, ep: &Endpoint) -> Outcome {
     let gid = |g: &[u8; 16]| format!("{:032x}", u128::from_be_bytes(*g));
     let (high, low) = ep.gid.split_at(8);
     let word = |half: &[u8]| u64::from_be_bytes(half.try_into().unwrap_or([0; 8]));
     let theirs = ep.oob().exchange(&[word(high), word(low)]).map_err(s)?;
+    let _stays = works(ep, "before the kills")?;
     if ep.leads {
+        // What the device sends again, by its own counters, and what it is refused.
+        let counted = || ep.counters(["sent_pkts", "rcvd_rnr_err"]);
         let mut peer = [0; 16];
         peer[..8].copy_from_slice(&theirs[0].to_be_bytes());
         peer[8..].copy_from_slice(&theirs[1].to_be_bytes());
@@ -119,12 +127,26 @@ pub fn kill_in_retransmission(run: &Run, ep: &Endpoint) -> Outcome {
                 .stdout(Stdio::piped())
                 .spawn()
                 .map_err(s)?;
+            let mut out = BufReader::new(child.stdout.take().ok_or("the child has no output")?);
             let mut line = String::new();
-            if let Some(out) = child.stdout.take() {
-                BufReader::new(out).read_line(&mut line).map_err(s)?;
-            }
+            out.read_line(&mut line).map_err(s)?;
             check!(line.trim() == "posted", "round {round}: the child said '{}'", line.trim());
-            // Up to 40 ms, within several retransmissions (timeout code 8 is 1 ms).
+            if ep.is_metaroce() {
+                // Each of its QPs has been refused and goes on; the packets are out again.
+                let [sent, refused] = counted().map_err(s)?;
+                let mut now = [0; 2];
+                let resends = sys::busywait(ep.wait, || {
+                    now = counted().unwrap_or_default();
+                    now[0] > sent && now[1] > refused + ORPHANS
+                });
+                check!(
+                    resends,
+                    "round {round}: from {sent} to {} packets, from {refused} to {} refusals",
+                    now[0],
+                    now[1]
+                );
+            }
+            // Up to 40 ms more.
             let moment = Duration::from_micros(Rng::of(&[run.seed, 90, round]).below(40_000));
             let until = Instant::now() + moment;
             while Instant::now() < until {
@@ -132,15 +154,18 @@ pub fn kill_in_retransmission(run: &Run, ep: &Endpoint) -> Outcome {
             }
             child.kill().map_err(s)?;
             child.wait().map_err(s)?;
+            line.clear();
+            out.read_line(&mut line).map_err(s)?;
+            check!(line.is_empty(), "round {round}: before it was killed the child said '{}'", line.trim());
         }
     }
     ep.barrier("killed").map_err(s)?;
     // The device still works.
-    works(ep, "after the kills")
+    works(ep, "after the kills").map(drop)
 }
 
-/// A Write each way on a new QP.
-pub fn works(ep: &Endpoint, what: &str) -> Outcome {
+/// A Write each way on a new QP, which is returned.
+pub fn works(ep: &Endpoint, what: &str) -> Outcome<Single> {
     let single = Single::new(ep, &Tuning::default(), 8, 1, 0)?;
     let mr = ep.memory(65536, ALL_ACCESS).map_err(s)?;
     let remote = ep.exchange_memory(&[&mr]).map_err(s)?[0];
@@ -155,14 +180,18 @@ pub fn works(ep: &Endpoint, what: &str) -> Outcome {
     single.run(ep, what, wr)?;
     ep.barrier("works").map_err(s)?;
     mr.memory.verify(30_000, 20_000, u64::from(!ep.leads)).map_err(|e| format!("{what}: {e}"))?;
-    Ok(())
+    Ok(single)
 }
 
-/// The child of `kill_in_retransmission`: resends until it is killed.
+/// QPs of the child of `kill_in_retransmission`.
+const ORPHANS: u64 = 8;
+
+/// The child of `kill_in_retransmission`: resends until it is killed, and speaks when that ends
+/// earlier.
 pub fn child_orphan(mut args: Args) -> i32 {
     let device = Device::from_args(&mut args);
     let peer = args.text("--peer").unwrap_or_default();
-    let go = || -> Result<(), String> {
+    let go = || -> Result<std::convert::Infallible, String> {
         let context = Context::open(device.name.as_deref()).map_err(s)?;
         let (index, _) = endpoint::choose_gid(&context, &device).map_err(s)?;
         let mut gid = [0u8; 16];
@@ -175,11 +204,11 @@ pub fn child_orphan(mut args: Args) -> i32 {
         let memory = Arc::new(sys::Memory::new(1 << 20).map_err(s)?);
         let mr = pd.reg(&memory, ALL_ACCESS).map_err(s)?;
         let mut qps = Vec::new();
-        for i in 0..8 {
+        for i in 0..ORPHANS {
             let qp = pd.create_qp(&QpInit::rc(&cq, &cq, 16, 1, 0)).map_err(s)?;
             qp.init(ALL_ACCESS).map_err(s)?;
             let connect = Connect {
-                qpn: 0xfa_0000 + i,
+                qpn: 0xfa_0000 + i as u32,
                 gid,
                 gid_index: index as u8,
                 rq_psn: 7,
@@ -187,7 +216,7 @@ pub fn child_orphan(mut args: Args) -> i32 {
                 mtu: context.query_port(1).map_err(s)?.active_mtu,
                 rd_atomic: 1,
                 dest_rd_atomic: 1,
-                timeout: 8,
+                timeout: ORPHAN_TIMEOUT,
                 retry_cnt: 7,
                 rnr_retry: 7,
                 min_rnr_timer: 12,
@@ -210,38 +239,47 @@ pub fn child_orphan(mut args: Args) -> i32 {
         }
         println!("posted");
         // Until it is killed; the parent's end closes stdin of nobody, so a limit is needed.
-        std::thread::sleep(Duration::from_secs(60));
-        Ok(())
-    };
-    match go() {
-        Ok(()) => 0,
-        Err(error) => {
-            println!("{error}");
-            1
+        match cq.poll_one(Duration::from_secs(60)).map_err(s)? {
+            Some(wc) => Err(format!("request {}: {}", wc.wr_id, verbs::status_name(wc.status))),
+            None => Err("nobody killed it".into()),
         }
-    }
+    };
+    let Err(error) = go();
+    println!("{error}");
+    1
 }
 
-/// One thread makes and destroys CQs and QPs, another maps whatever it finds at the offsets of
-/// the device file: mappings fail or work, nothing else.
+/// One thread makes and destroys CQs and QPs, another maps their rings wherever they may be in the
+/// device file, until it has had many of them: mappings fail or work, nothing else.
 pub fn mmap_against_destroy(run: &Run, ep: &Endpoint) -> Outcome {
     if !ep.leads {
-        return works(ep, "after the mappings");
+        return works(ep, "after the mappings").map(drop);
     }
-    let stop = AtomicBool::new(false);
+    // Only of this driver is it known where rings are, and how long.
+    let least = if ep.is_metaroce() { run.rounds } else { 0 };
+    let (stop, hits, probes) = (AtomicBool::new(false), AtomicU64::new(0), AtomicU64::new(0));
     let context = &ep.context;
-    let mut hits = 0u64;
     let outcome: Outcome = std::thread::scope(|scope| {
-        let mapper = scope.spawn(|| {
+        scope.spawn(|| {
             let mut rng = Rng::of(&[run.seed, 91]);
-            let mut hits = 0u64;
             while !stop.load(Ordering::Relaxed) {
-                hits += u64::from(sys::probe_mmap(context.cmd_fd(), rng.below(4096) as i64));
+                let pages = 1 + rng.below(RING_LENGTHS) as usize;
+                let hit = sys::probe_mmap(context.cmd_fd(), rng.below(RING_PAGES), pages);
+                hits.fetch_add(u64::from(hit), Ordering::Relaxed);
+                probes.fetch_add(1, Ordering::Relaxed);
             }
-            hits
         });
+        let end = Instant::now() + ep.wait;
         let result = (|| {
-            for round in 0..run.rounds * 20 {
+            let enough = |round| round >= run.rounds * 20 && hits.load(Ordering::Relaxed) >= least;
+            for round in (0..).take_while(|round| !enough(*round)) {
+                check!(
+                    round < run.rounds * 20 || Instant::now() < end,
+                    "only {} of {} mappings met a ring in {round} rounds, {least} are due (seed {})",
+                    hits.load(Ordering::Relaxed),
+                    probes.load(Ordering::Relaxed),
+                    run.seed
+                );
                 let cq = ep.cq(64).map_err(|e| format!("round {round}: create_cq: {e}"))?;
                 let qp = ep
                     .qp(&QpInit::rc(&cq, &cq, 8, 1, 0))
@@ -252,12 +290,15 @@ pub fn mmap_against_destroy(run: &Run, ep: &Endpoint) -> Outcome {
             Ok(())
         })();
         stop.store(true, Ordering::Relaxed);
-        hits = mapper.join().unwrap_or(0);
         result
     });
     outcome?;
-    selftests::ktap::note(&format!("{hits} mappings were caught"));
-    works(ep, "after the mappings")
+    selftests::ktap::note(&format!(
+        "{} of {} mappings met a ring",
+        hits.load(Ordering::Relaxed),
+        probes.load(Ordering::Relaxed)
+    ));
+    works(ep, "after the mappings").map(drop)
 }
 
 /// A process that ends with a thousand QPs and regions open: everything is given back.
@@ -285,7 +326,7 @@ pub fn thousands_at_once(run: &Run, ep: &Endpoint) -> Outcome {
     }
     let _ = run;
     ep.barrier("closed").map_err(s)?;
-    works(ep, "after the processes")
+    works(ep, "after the processes").map(drop)
 }
 
 /// The child of `thousands_at_once`: makes many objects and ends without destroying one.

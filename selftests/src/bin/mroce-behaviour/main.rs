@@ -57,6 +57,7 @@ const CASES: &[Case] = &[
     ("case08_local_faults", completions::local_faults),
     ("case08_receive_too_short", completions::receive_too_short),
     ("case09_post_in_error_state", completions::post_in_error),
+    ("case09_post_after_unnoticed_error", completions::post_after_unnoticed_error),
     ("case09_post_refused", completions::post_refused),
     ("case10_rnr_timer", completions::rnr_timer),
     ("case10_rnr_retries_exhausted", completions::rnr_exhausted),

@@ -6,7 +6,7 @@
 #![forbid(unsafe_code)]
 
 use selftests::args::Args;
-use selftests::endpoint::{choose_gid, Device, ALL_ACCESS};
+use selftests::endpoint::{choose_gid, Device, ALL_ACCESS, RING_LENGTHS, RING_PAGES};
 use selftests::ktap::{note, Ktap, Outcome};
 use selftests::rng::Rng;
 use selftests::sys::{self, Memory};
@@ -31,6 +31,12 @@ processes to user 65534 and makes the device accessible to all.
 
 /// Hostile processes of a case at a time.
 const PROCESSES: usize = 2;
+
+/// Mappings that a process keeps of objects that are gone.
+const KEPT: usize = 200;
+
+/// Beyond the time of a case: what a busy machine may take.
+const PATIENCE: Duration = Duration::from_secs(20);
 
 struct Rig {
     context: Arc<Context>,
@@ -119,7 +125,7 @@ fn verified(rig: &Rig, stop: &AtomicBool) -> Outcome<u64> {
 /// All that the device lets this process map a second time, whatever it is.
 fn mappings(fd: RawFd) -> Vec<Memory> {
     let mut all = Vec::new();
-    for page in 0..64 {
+    for page in 0..RING_PAGES {
         for pages in 1..64 {
             if let Ok(m) = sys::map_shared(fd, page, pages << 12) {
                 all.push(m);
@@ -187,24 +193,35 @@ fn write_command(fd: RawFd, command: u32, words: &[u32], rng: &mut Rng) -> io::R
     sys::write(fd, &bytes).map(drop)
 }
 
-/// Any pages, any lengths, again and again, while objects come and go.
+/// Any pages, lengths of the rings and others, again and again, while objects come and go. Rings
+/// have to be among what was mapped.
 fn mmap(rig: &Rig, rng: &mut Rng, end: Instant) -> io::Result<()> {
     let fd = rig.context.cmd_fd();
-    while Instant::now() < end {
-        let pair = rig.pair(16);
+    let (mut hits, mut kept) = (0u64, Vec::new());
+    while hits == 0 || Instant::now() < end {
+        if Instant::now() > end + PATIENCE {
+            return Err(io::Error::other("no ring could be mapped"));
+        }
+        let pair = rig.pair(16)?;
         for _ in 0..200 {
             let page = match rng.below(4) {
                 0 => rng.bits() >> 12,
                 1 => rng.below(1 << 32),
-                _ => rng.below(64),
+                _ => rng.below(RING_PAGES),
             };
-            let _ = sys::probe_mmap(fd, page as i64);
-            if rng.one_in(50) {
+            let longest = if rng.one_in(4) { 40 } else { RING_LENGTHS };
+            let pages = 1 + rng.below(longest) as usize;
+            hits += u64::from(sys::probe_mmap(fd, page, pages));
+            if kept.len() < KEPT && rng.one_in(4) {
                 // Stays mapped until the process ends, longer than the object.
-                let _ = sys::map_shared(fd, page, (1 + rng.below(40) as usize) << 12);
+                kept.extend(sys::map_shared(fd, page, pages << 12));
             }
         }
         drop(pair);
+    }
+    // What is left of objects that are gone can still be written to.
+    for (i, ring) in kept.iter().enumerate() {
+        ring.set_word(0, i as u64);
     }
     Ok(())
 }

@@ -25,7 +25,8 @@ Without a role, HOST=1 listens and any other HOST connects to the first of PEERS
   --short            a short set for slow machines
   --seconds N        time for the suites that repeat (default 60, 10 with --short)
   --suites A,B       only these (--list names them)
-  --payload-mtu N    bytes of payload of one packet on this link, for sizes around it
+  --payload-mtu N    bytes of payload of one packet on this link, for sizes around it (default:
+                     what the interface's MTU leaves)
   --max-size N       longest message of the size suite (default 64m, 1m with --short)
   --max-message N    bytes that the max_msg_size suite moves at most (default: what the port says)
   --wait N           seconds that one completion may take (default 30)
@@ -147,10 +148,7 @@ fn end(ep: &Endpoint, given: &Run, chosen: &[&Suite], no_skip: bool) -> Result<i
         max_message: *max_message,
     };
     if run.payload == 0 {
-        // Without a better number: the MTU that both ports report.
-        let mtu = 128u64 << ep.port.active_mtu;
-        let other = ep.oob().exchange(&[mtu]).map_err(text)?;
-        run.payload = other.first().map_or(mtu, |o| mtu.min(*o)) as usize;
+        run.payload = ep.payload_mtu().map_err(|e| format!("{e} (--payload-mtu tells what it is)"))?;
     }
     let suites: Vec<&Suite> =
         SUITES.iter().enumerate().filter(|(i, _)| mask >> i & 1 == 1).map(|(_, s)| s).collect();
