@@ -302,7 +302,7 @@ cut_verified() {
     local k=0 cuts=0 before
     both
     before=$(sent a)
-    verified "${VERIFY_SECONDS:-6}" flag_after_data
+    verified "${VERIFY_SECONDS:-20}" flag_after_data
     busywait 15 all_carry a 100000 "$before"
     while ! ended; do
         "fail_$1" $k
