@@ -601,7 +601,11 @@ impl Connection {
                 break;
             };
             left = left.wrapping_sub(1);
-            p.unanswered = 0;
+            // A suspect path goes on counting, or one whose port is dead would keep it for as
+            // long as others fall silent now and then.
+            if p.health == Health::Failed {
+                p.unanswered = 0;
+            }
             p.deadline = p.deadline.min(soon);
             self.path_timer = self.path_timer.min(soon);
         }
