@@ -9,7 +9,6 @@ use super::streams::List;
 use super::transmit::first_from;
 use super::{Connection, ConnectionState, MtuSearch, PAYLOAD_MTU_MIN, PAYLOAD_UNIT};
 use crate::proto::api::{Direction, Time, DATA_OVERHEAD};
-use crate::proto::congestion::Window;
 use crate::proto::path::{Health, SendHalf, PATIENCE_MAX};
 use crate::proto::wire::Probe;
 
@@ -743,7 +742,8 @@ impl Connection {
                 p.tx.keep_donations();
             }
             Health::Failed => {
-                p.window = Window::new(packet.saturating_mul(REVIVED_PACKETS));
+                let window = packet.saturating_mul(REVIVED_PACKETS);
+                p.window.begin(window, packet);
                 p.patience = 0;
             }
         }
