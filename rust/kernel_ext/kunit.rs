@@ -42,6 +42,8 @@ suites! {
         a_new_sender_gets_its_share_at_once,
         one_packet_per_round_trip,
         cuts,
+        controllers_have_names,
+        a_fixed_window_stays,
         pacing,
     }
     metaroce_path_bits: path_bits in crate::proto::path::bits::tests {

@@ -56,6 +56,32 @@ fn a_cut_spine_loses_nothing_and_traffic_returns() {
     }
 }
 
+/// One port is dead, and now and then everything is for a moment. The path must leave its port
+/// all the same: what is known about it does not change because others are silent as well.
+#[test]
+fn a_dead_port_is_left_although_others_fall_silent() {
+    const PATH: usize = 3;
+    let (mut sim, _, qa) = spines(14, &Link::new(400_000, 50 * US), 64, 16);
+    stream_writes(&mut sim, &[qa], 8, 50 * MS);
+    let path = |sim: &mut Sim| sim.hosts[0].connection(qa).paths().nth(PATH);
+    let port = path(&mut sim).expect("a path").port;
+    let dead = sim.fabric.spine_of(port, 64);
+    sim.fabric.link(0, 1, dead).alive = false;
+    for _ in 0..60 {
+        stream_writes(&mut sim, &[qa], 8, 3 * MS);
+        sim.fabric.each(0, 1, |l| l.alive = false);
+        stream_writes(&mut sim, &[qa], 8, 2 * MS);
+        sim.fabric.each(0, 1, |l| l.alive = true);
+        sim.fabric.link(0, 1, dead).alive = false;
+    }
+    let p = path(&mut sim).expect("a path");
+    println!("{p:?}");
+    print_counters(&mut sim, qa);
+    assert!(p.failures >= 1, "never left in 300 ms");
+    assert_ne!(p.port, port);
+    drain(&mut sim, &[qa], S);
+}
+
 #[test]
 fn one_direction_of_a_spine_dies() {
     for reverse in [false, true] {

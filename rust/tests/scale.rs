@@ -25,6 +25,45 @@ fn all_transports_and_kinds_of_traffic() {
     run("small", include_str!("../sim/runs/small.toml"), &[]);
 }
 
+/// A controller is chosen by its name: one that never cuts and never grows.
+#[test]
+fn with_a_fixed_window() {
+    let text = include_str!("../sim/runs/small.toml");
+    let options = Options {
+        quiet: true,
+        set: [
+            ("transport.kind", "metaroce"),
+            ("transport.controller", "fixed,aimd"),
+            ("traffic.kind", "permutation"),
+            ("fabric.mark_min", "20K"),
+        ]
+        .iter()
+        .map(|(k, v)| (k.to_string(), v.to_string()))
+        .collect(),
+        ..Options::default()
+    };
+    let text = &text[..text.find("[[expect]]").unwrap_or(text.len())];
+    let rows = run_file("fixed", text, &options).expect("it runs");
+    let of = |name: &str| {
+        let row = rows.iter().find(|r| r.get("controller") == Some(name));
+        row.expect("a row").clone()
+    };
+    let (fixed, aimd) = (of("fixed"), of("aimd"));
+    for r in [&fixed, &aimd] {
+        assert_eq!(r.number("ok"), 1.0);
+        assert!(r.number("of_line") > 0.9, "{r:?}");
+        assert!(r.number("marked") > 0.0, "{r:?}");
+    }
+    assert_eq!(fixed.number("cuts"), 0.0);
+    assert!(aimd.number("cuts") > 0.0);
+    let unknown = Options {
+        set: vec![("transport.controller".into(), "cubic".into())],
+        ..options
+    };
+    let e = run_file("unknown", text, &unknown).expect_err("there is no such controller");
+    assert!(e.contains("cubic"), "{e}");
+}
+
 /// The same seed gives the same packets, another one gives others.
 #[test]
 fn repeats_exactly() {

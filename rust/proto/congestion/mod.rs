@@ -3,12 +3,16 @@
 //! Congestion control of the sender: a window per path and the sum of them for the
 //! connection; and the receiver's part, the shares of its bandwidth.
 //!
-//! A mark (CE) trims the path that saw it, in proportion to how many of its packets were
-//! marked, once per round trip. A loss trims only while the round trip shows a queue:
-//! loss on an empty path says nothing about load. All numbers are integers.
+//! What a window does is its controller's matter: one file behind [`Law`], chosen by name
+//! ([`Controller`]). What is the same for all of them stands here: the rate at which a path
+//! delivers, what counts as room above its bandwidth-delay product, the window that a share
+//! allows. All numbers are integers.
 
 #![forbid(unsafe_code)]
 
+mod aimd;
+mod delivery;
+mod fixed;
 mod pace;
 mod share;
 #[cfg(any(test, CONFIG_KUNIT = "y"))]
@@ -17,6 +21,9 @@ pub(crate) mod tests;
 pub(crate) use self::pace::Pace;
 pub use self::share::{Shares, Ticket};
 
+use self::aimd::Aimd;
+use self::delivery::Delivery;
+use self::fixed::Fixed;
 use crate::proto::api::Time;
 
 /// Packets that all paths together may have in flight at first.
@@ -33,16 +40,69 @@ const LATENESS_MAX: Time = 10_000_000;
 /// send one anyway, the sum of the windows limits the connection.
 pub(crate) const FLOOR: u32 = 256;
 
-/// Packets that a measurement of the rate takes at least.
-const RATE_PACKETS: u32 = 8;
-
 /// Round trips after a signal in which all paths together grow as one.
 const CAUTION: u32 = 16;
 
-/// Marked share of a round, in 1/1024, that is assumed at first.
-const ALPHA_START: u32 = 512;
+/// Which controller the windows of a connection have.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Controller {
+    /// Grows by a packet in a round trip, shrinks with marks and with losses in a queue.
+    #[default]
+    Aimd,
+    /// Never changes: for tests, and for networks that belong to one connection.
+    Fixed,
+}
 
-/// What growth needs to know about the connection.
+impl Controller {
+    /// All of them.
+    pub const ALL: [Self; 2] = [Self::Aimd, Self::Fixed];
+
+    /// The name by which it is chosen.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Aimd => "aimd",
+            Self::Fixed => "fixed",
+        }
+    }
+
+    /// The one of that name.
+    pub fn from_name(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|c| c.name() == name)
+    }
+}
+
+/// What a controller does: it is told what becomes of a path's packets, and says how many
+/// bytes of them may be in flight.
+trait Law {
+    /// The window in bytes.
+    fn bytes(&self) -> u32;
+
+    /// `bytes` in `packets` packets were acknowledged.
+    fn acked(&mut self, bytes: u32, packets: u32, c: &Context);
+
+    /// The round trip shows a queue.
+    fn queue(&mut self);
+
+    /// `marked` of the packets that an acknowledgement newly counts were marked; the newest
+    /// of them was sent at `sent`. True when the window was cut.
+    fn marked(&mut self, now: Time, marked: u32, sent: Time) -> bool;
+
+    /// A packet that was sent at `sent` is lost while a queue stands. `bdp` is what the
+    /// path delivers in its least round-trip time. True when the window was cut.
+    fn lost_in_queue(&mut self, now: Time, sent: Time, bdp: u32) -> bool;
+
+    /// The latest loss was none.
+    fn undo(&mut self);
+
+    /// Losses, whatever their cause.
+    fn lost(&mut self, packets: u32);
+
+    /// News of the path have been told. Another round begins when the last one has lasted for
+    /// `rtt`; `least` is the least round-trip time.
+    fn round(&mut self, now: Time, rtt: Time, least: Time, delivery: &Delivery, c: &Context);
+}
+
+/// What a controller needs to know about the connection.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Context {
     /// Bytes of a full packet.
@@ -73,56 +133,55 @@ pub(crate) fn slack(rate: u64, paths: u32, mtu: u32, lateness: Time) -> u32 {
     u32::try_from(fixed.max(u64::from(mtu)).saturating_add(late)).unwrap_or(u32::MAX)
 }
 
+/// The controllers, side by side: a branch costs less than a call through a table.
+#[derive(Clone, Copy, Debug)]
+enum Laws {
+    Aimd(Aimd),
+    Fixed(Fixed),
+}
+
+/// Calls what the controller at hand does.
+macro_rules! law {
+    ($laws:expr, $l:ident => $call:expr) => {
+        match $laws {
+            Laws::Aimd($l) => $call,
+            Laws::Fixed($l) => $call,
+        }
+    };
+}
+
 /// Congestion state of a path.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Window {
+    /// What the controller says: looked at more often than it changes.
     bytes: u32,
-    slow_start: bool,
-    /// Marked share of the packets, smoothed, in 1/1024.
-    alpha: u32,
-    /// A signal about something sent before this time belongs to a cut that was made.
-    cut_until: Time,
-    /// Window before the latest cut that was due to loss.
-    before_cut: u32,
-    /// The round that is being counted.
-    round: Round,
-    /// Delivered bytes per 2^20 ns, smoothed towards its peaks.
-    rate: u64,
-    /// The measurement that is going on.
-    rate_since: Time,
-    rate_bytes: u64,
-    rate_packets: u32,
-    /// Rounds in which losses are counted.
-    loss_rounds: u8,
-    lost: u32,
-    delivered: u32,
-}
-
-#[derive(Clone, Copy, Debug, Default)]
-struct Round {
-    since: Time,
-    packets: u32,
-    marked: u32,
-    limited: bool,
+    laws: Laws,
+    delivery: Delivery,
 }
 
 impl Window {
-    pub(crate) fn new(bytes: u32) -> Self {
+    /// The window of a path that is not in use yet.
+    pub(crate) fn new(controller: Controller) -> Self {
+        let laws = match controller {
+            Controller::Aimd => Laws::Aimd(Aimd::new(0)),
+            Controller::Fixed => Laws::Fixed(Fixed::new(0)),
+        };
         Self {
-            bytes: bytes.max(FLOOR),
-            slow_start: true,
-            alpha: ALPHA_START,
-            cut_until: 0,
-            before_cut: 0,
-            round: Round::default(),
-            rate: 0,
-            rate_since: 0,
-            rate_bytes: 0,
-            rate_packets: 0,
-            loss_rounds: 0,
-            lost: 0,
-            delivered: 0,
+            bytes: law!(&laws, l => l.bytes()),
+            laws,
+            delivery: Delivery::default(),
         }
+    }
+
+    /// The path begins (again) and nothing is known about it: `bytes` may be in flight at
+    /// first, full packets have `packet` bytes.
+    pub(crate) fn begin(&mut self, bytes: u32, packet: u32) {
+        match &mut self.laws {
+            Laws::Aimd(l) => *l = Aimd::new(bytes),
+            Laws::Fixed(l) => *l = Fixed::new(packet),
+        }
+        self.bytes = law!(&self.laws, l => l.bytes());
+        self.delivery = Delivery::default();
     }
 
     /// The window in bytes.
@@ -132,151 +191,69 @@ impl Window {
 
     /// Delivered bytes per second.
     pub(crate) fn rate(&self) -> u64 {
-        (self.rate.saturating_mul(1_000_000_000)) >> 20
-    }
-
-    /// `bytes` in `packets` packets were acknowledged.
-    pub(crate) fn acked(&mut self, bytes: u32, packets: u32, c: &Context) {
-        self.round.packets = self.round.packets.saturating_add(packets);
-        self.rate_bytes = self.rate_bytes.saturating_add(u64::from(bytes));
-        self.rate_packets = self.rate_packets.saturating_add(packets);
-        self.round.limited |= c.limited;
-        self.delivered = self.delivered.saturating_add(packets);
-        if !c.limited {
-            return;
-        }
-        if self.slow_start {
-            self.bytes = self.bytes.saturating_add(bytes);
-            return;
-        }
-        // An eighth of the window per round trip at the most, or many paths would burst.
-        // One packet per window of acknowledgements; shared among the paths for a while
-        // after a signal, so that sixteen paths do not push like sixteen connections.
-        let all = if c.cautious { c.paths.max(1) } else { 1 };
-        let window = u64::from(self.bytes.max(ratio(c.mtu.into(), all.into()) as u32));
-        let step = u64::from(bytes).saturating_mul(u64::from(c.mtu));
-        // A loss cuts one of the paths only: as many times slower must all grow, or a small
-        // queue would be full of one connection's attempts.
-        let parts = u64::from(all).saturating_mul(u64::from(if c.lossy { all } else { 1 }));
-        let step = ratio(step, window.saturating_mul(parts));
-        self.bytes = self
-            .bytes
-            .saturating_add(step.min(u64::from(bytes / 8)) as u32);
-    }
-
-    /// The round trip grew: a queue is there, so exponential growth ends.
-    pub(crate) fn leave_slow_start(&mut self) {
-        self.slow_start = false;
-    }
-
-    /// `marked` of the packets that an acknowledgement newly counts were marked; the newest
-    /// of them was sent at `sent`. True when the window was cut.
-    pub(crate) fn marked(&mut self, now: Time, marked: u32, sent: Time) -> bool {
-        self.round.marked = self.round.marked.saturating_add(marked);
-        self.slow_start = false;
-        if sent < self.cut_until {
-            return false;
-        }
-        self.cut_until = now;
-        // At the first mark of a round its share is not known yet: the smoothed one of the
-        // rounds before counts, but never less than what one mark in a window means.
-        let alpha = self.alpha.max(64);
-        let cut = (u64::from(self.bytes).saturating_mul(u64::from(alpha)) >> 11) as u32;
-        self.bytes = self.bytes.saturating_sub(cut).max(FLOOR);
-        true
-    }
-
-    /// A packet that was sent at `sent` is lost while a queue stands. `bdp` is what the
-    /// path delivers in its least round-trip time. True when the window was cut.
-    pub(crate) fn lost_in_queue(&mut self, now: Time, sent: Time, bdp: u32) -> bool {
-        self.slow_start = false;
-        if sent < self.cut_until {
-            return false;
-        }
-        self.cut_until = now;
-        self.before_cut = self.bytes;
-        // Down to 7/10, but not below what drains the queue and keeps the path busy.
-        let cut = (u64::from(self.bytes).saturating_mul(7) / 10) as u32;
-        self.bytes = cut.max(bdp.min(self.bytes)).max(FLOOR);
-        true
-    }
-
-    /// The latest loss was none.
-    pub(crate) fn undo(&mut self) {
-        if self.before_cut > self.bytes {
-            self.bytes = self.before_cut;
-        }
-        self.before_cut = 0;
-    }
-
-    /// Losses, whatever their cause.
-    pub(crate) fn lost(&mut self, packets: u32) {
-        self.lost = self.lost.saturating_add(packets);
-    }
-
-    /// Ends the round if it has lasted for `rtt`: measures the rate, sets the cap.
-    pub(crate) fn round(&mut self, now: Time, rtt: Time, least: Time, c: &Context) {
-        self.measure(now, rtt);
-        let elapsed = now.saturating_sub(self.round.since);
-        if elapsed < rtt {
-            return;
-        }
-        let r = self.round;
-        self.round = Round {
-            since: now,
-            ..Round::default()
-        };
-        if r.packets == 0 {
-            return;
-        }
-        let share = ratio(u64::from(r.marked.min(r.packets)) << 10, r.packets.into()) as u32;
-        // Gain 1/4: a few rounds of marks make the cut what they ask for.
-        self.alpha = self.alpha.saturating_mul(3).saturating_add(share) / 4;
-        if r.limited {
-            let cap = self.bdp(least).saturating_mul(5) / 4;
-            let cap = cap.saturating_add(c.slack);
-            if self.bytes > cap && !self.slow_start {
-                self.bytes = cap;
-            }
-        }
-        self.loss_rounds = self.loss_rounds.wrapping_add(1);
-        if self.loss_rounds >= 8 {
-            let all = self.lost.saturating_add(self.delivered);
-            // Fewer than 64 packets prove no rate.
-            if all >= 64 && self.lost.saturating_mul(100) > all.saturating_mul(15) {
-                self.bytes = (self.bytes / 10).saturating_mul(9).max(FLOOR);
-            }
-            self.loss_rounds = 0;
-            self.lost = 0;
-            self.delivered = 0;
-        }
-    }
-
-    /// Measures the delivered rate over a round trip, or longer when fewer than
-    /// [`RATE_PACKETS`] packets came in: single packets at the ends of a short time would
-    /// make it too high.
-    fn measure(&mut self, now: Time, rtt: Time) {
-        let elapsed = now.saturating_sub(self.rate_since);
-        if elapsed < rtt || (self.rate_packets < RATE_PACKETS && elapsed < rtt.saturating_mul(16)) {
-            return;
-        }
-        let rate = ratio(self.rate_bytes << 20, elapsed);
-        // Silence in between says nothing.
-        if elapsed < rtt.saturating_mul(32) {
-            self.rate = if rate >= self.rate {
-                rate
-            } else {
-                self.rate.saturating_sub(self.rate.saturating_sub(rate) / 8)
-            };
-        }
-        self.rate_since = now;
-        self.rate_bytes = 0;
-        self.rate_packets = 0;
+        self.delivery.rate()
     }
 
     /// Bytes that the path delivers in `least`.
     pub(crate) fn bdp(&self, least: Time) -> u32 {
-        u32::try_from((self.rate.saturating_mul(least)) >> 20).unwrap_or(u32::MAX)
+        self.delivery.bdp(least)
+    }
+
+    /// See [`Law::acked`].
+    pub(crate) fn acked(&mut self, bytes: u32, packets: u32, c: &Context) {
+        self.delivery.acked(bytes, packets);
+        self.bytes = law!(&mut self.laws, l => {
+            l.acked(bytes, packets, c);
+            l.bytes()
+        });
+    }
+
+    /// See [`Law::queue`].
+    pub(crate) fn queue(&mut self) {
+        self.bytes = law!(&mut self.laws, l => {
+            l.queue();
+            l.bytes()
+        });
+    }
+
+    /// See [`Law::marked`].
+    pub(crate) fn marked(&mut self, now: Time, marked: u32, sent: Time) -> bool {
+        let cut;
+        (cut, self.bytes) = law!(&mut self.laws, l => (l.marked(now, marked, sent), l.bytes()));
+        cut
+    }
+
+    /// See [`Law::lost_in_queue`].
+    pub(crate) fn lost_in_queue(&mut self, now: Time, sent: Time, bdp: u32) -> bool {
+        let cut;
+        (cut, self.bytes) = law!(&mut self.laws, l => (l.lost_in_queue(now, sent, bdp), l.bytes()));
+        cut
+    }
+
+    /// See [`Law::undo`].
+    pub(crate) fn undo(&mut self) {
+        self.bytes = law!(&mut self.laws, l => {
+            l.undo();
+            l.bytes()
+        });
+    }
+
+    /// See [`Law::lost`].
+    pub(crate) fn lost(&mut self, packets: u32) {
+        self.bytes = law!(&mut self.laws, l => {
+            l.lost(packets);
+            l.bytes()
+        });
+    }
+
+    /// Measures the rate; see [`Law::round`]. `least` is the least round-trip time.
+    pub(crate) fn round(&mut self, now: Time, rtt: Time, least: Time, c: &Context) {
+        self.delivery.measure(now, rtt);
+        let delivery = &self.delivery;
+        self.bytes = law!(&mut self.laws, l => {
+            l.round(now, rtt, least, delivery, c);
+            l.bytes()
+        });
     }
 }
 

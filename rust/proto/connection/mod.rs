@@ -39,7 +39,7 @@ use super::api::{
     ConnectionError, Direction, Event, Fault, Host, Placed, SendWr, Status, StreamId, Time, Token,
     Transmit, DATA_OVERHEAD,
 };
-use super::congestion::{Shares, INITIAL_PACKETS};
+use super::congestion::{Controller, Shares, INITIAL_PACKETS};
 use super::path::{Content, Path, Record, OUTSTANDING_MAX};
 use super::recovery::{Longest, Margin, INITIAL_RTT};
 use super::stream::{PostError, State, Stream, StreamBlock};
@@ -95,6 +95,8 @@ pub struct Config {
     pub margin: Time,
     /// Time that hosts need for batching, ns; the window that a share allows covers it.
     pub batching: Time,
+    /// What the windows of the paths do.
+    pub controller: Controller,
     /// Names the device and its life: another one after each restart. Random.
     pub instance: u64,
     /// Key of cookies and challenges. Random, the same for all connections of a device.
@@ -117,6 +119,7 @@ impl Config {
             path_records: 64,
             margin: 1_000_000,
             batching: 100_000,
+            controller: Controller::Aimd,
             instance: 0,
             secret: [0; 16],
             seed: 0,
@@ -421,7 +424,8 @@ impl Connection {
         for i in 0..cfg.paths {
             let drawn = handshake::keyed_hash(&[0; 16], &[cfg.seed, pair, u64::from(i)]);
             let port = cfg.port_base.wrapping_add((drawn & 0x3fff) as u16);
-            if paths.push(Path::new(first_epoch, records, port)?).is_err() {
+            let path = Path::new(first_epoch, records, port, cfg.controller)?;
+            if paths.push(path).is_err() {
                 return Err(AllocError);
             }
         }
@@ -914,8 +918,10 @@ impl Connection {
         let window =
             packet.saturating_mul(INITIAL_PACKETS.div_ceil(u32::from(agreed.paths).max(1)));
         for p in self.paths.iter_mut() {
-            p.reopen(self.first_epoch, peer_epoch, window);
+            p.reopen(self.first_epoch, peer_epoch, window, packet);
         }
+        // A controller may begin with another one.
+        let window = self.paths.first().map_or(0, |p| p.window.bytes());
         self.good = mask;
         self.open = mask;
         self.load.fill(0);

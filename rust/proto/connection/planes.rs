@@ -17,7 +17,7 @@ use super::transmit::first_from;
 use super::{Connection, ConnectionState};
 use crate::os::{AllocError, Vec};
 use crate::proto::api::{Time, Transmit};
-use crate::proto::congestion::{Pace, Shares, Ticket, Window};
+use crate::proto::congestion::{Pace, Shares, Ticket};
 use crate::proto::path::Health;
 use crate::proto::recovery::Rtt;
 use crate::proto::wire::{Drop, PlaneAddress, Planes, Probe, Writer, PAYLOAD_PROBE, PLANES_MAX};
@@ -694,7 +694,8 @@ impl Connection {
     /// again.
     pub(super) fn move_path(&mut self, now: Time, i: usize) {
         let bit = 1u64 << (i & 63);
-        let least = self.packet_bytes().saturating_mul(MOVED_PACKETS);
+        let packet = self.packet_bytes();
+        let least = packet.saturating_mul(MOVED_PACKETS);
         let load = self.load.get(i).copied().unwrap_or(0);
         let Some(p) = self.paths.get_mut(i) else {
             return;
@@ -732,7 +733,8 @@ impl Connection {
         // A plane that is added takes its part of what flies; one that goes must not burden
         // the others.
         let window = p.window.bytes().max(least);
-        p.window = Window::new(if left { window.min(least) } else { window });
+        let window = if left { window.min(least) } else { window };
+        p.window.begin(window, packet);
         self.windows = self.windows.saturating_add(u64::from(p.window.bytes()));
         p.health = Health::Good;
         p.begin_anew();

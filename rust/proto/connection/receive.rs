@@ -462,7 +462,7 @@ impl Connection {
         let queue = path.rtt.latest() > least.saturating_add(tolerance);
         path.window.acked(bytes, packets, &context);
         if queue {
-            path.window.leave_slow_start();
+            path.window.queue();
         }
         let mut cut = false;
         if marked > 0 {

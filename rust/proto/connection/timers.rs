@@ -9,7 +9,6 @@ use super::streams::List;
 use super::transmit::first_from;
 use super::{Connection, ConnectionState, MtuSearch, PAYLOAD_MTU_MIN, PAYLOAD_UNIT};
 use crate::proto::api::{Direction, Time, DATA_OVERHEAD};
-use crate::proto::congestion::Window;
 use crate::proto::path::{Health, SendHalf, PATIENCE_MAX};
 use crate::proto::wire::Probe;
 
@@ -601,7 +600,11 @@ impl Connection {
                 break;
             };
             left = left.wrapping_sub(1);
-            p.unanswered = 0;
+            // A suspect path goes on counting, or one whose port is dead would keep it for as
+            // long as others fall silent now and then.
+            if p.health == Health::Failed {
+                p.unanswered = 0;
+            }
             p.deadline = p.deadline.min(soon);
             self.path_timer = self.path_timer.min(soon);
         }
@@ -739,7 +742,8 @@ impl Connection {
                 p.tx.keep_donations();
             }
             Health::Failed => {
-                p.window = Window::new(packet.saturating_mul(REVIVED_PACKETS));
+                let window = packet.saturating_mul(REVIVED_PACKETS);
+                p.window.begin(window, packet);
                 p.patience = 0;
             }
         }

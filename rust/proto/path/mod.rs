@@ -12,7 +12,7 @@ pub(crate) use self::receive::{Arrival, ReceiveHalf};
 pub(crate) use self::send::{Acked, Content, Record, SendHalf, OUTSTANDING_MAX};
 
 use super::api::Time;
-use super::congestion::Window;
+use super::congestion::{Controller, Window};
 use super::recovery::Rtt;
 use crate::os::AllocError;
 
@@ -116,12 +116,17 @@ pub(crate) struct PathStats {
 }
 
 impl Path {
-    pub(crate) fn new(epoch: u16, records: usize, port: u16) -> Result<Self, AllocError> {
+    pub(crate) fn new(
+        epoch: u16,
+        records: usize,
+        port: u16,
+        controller: Controller,
+    ) -> Result<Self, AllocError> {
         Ok(Self {
             tx: SendHalf::new(epoch, records)?,
             rx: ReceiveHalf::default(),
             rtt: Rtt::new(),
-            window: Window::new(0),
+            window: Window::new(controller),
             health: Health::Good,
             port,
             home: port,
@@ -178,12 +183,13 @@ impl Path {
             .saturating_add(margin << self.patience.min(PATIENCE_MAX))
     }
 
-    /// The connection comes up (again): both halves begin.
-    pub(crate) fn reopen(&mut self, epoch: u16, peer_epoch: u16, window: u32) {
+    /// The connection comes up (again): both halves begin, `window` bytes may be in flight,
+    /// full packets have `packet` bytes.
+    pub(crate) fn reopen(&mut self, epoch: u16, peer_epoch: u16, window: u32, packet: u32) {
         self.open_epoch(epoch);
         self.tx.forget_acks();
         self.rx.reset(peer_epoch);
-        self.window = Window::new(window);
+        self.window.begin(window, packet);
         self.health = Health::Good;
         self.deadline = Time::MAX;
         self.probe = None;

@@ -11,7 +11,7 @@ use metaroce::proto::api::{
     self, Payload, Placed, Placement, Receive, RxInfo, SendWr, Status, StreamId, Target, Time,
     Transmit, WrOp,
 };
-use metaroce::proto::congestion::Shares;
+use metaroce::proto::congestion::{Controller, Shares};
 use metaroce::proto::connection::{
     stateless_reply, Config, Connection, ConnectionState, Ids, PlaneInfo, PlaneState,
 };
@@ -50,6 +50,7 @@ pub(crate) enum PlaneBy {
 pub(crate) struct HostSetup {
     pub(crate) mtu: u32,
     pub(crate) paths: u8,
+    pub(crate) controller: Controller,
     /// Outstanding packets of a path at first and at the most.
     pub(crate) records: u16,
     /// The receiver's share is told.
@@ -165,6 +166,7 @@ impl End {
         let mut rng = crate::Rng::new(setup.seed ^ u64::from(index) << 32);
         let mut config = Config::new(setup.mtu);
         config.paths = setup.paths;
+        config.controller = setup.controller;
         config.path_records = setup.records;
         config.margin = setup.margin;
         config.batching = setup.batching;

@@ -10,6 +10,7 @@ use super::model::Model;
 use super::text::{bytes, number, rate, time, Section};
 use super::traffic::{Job, Kind};
 use super::world::{Change, Fault, Link, Setup, Transport};
+use metaroce::proto::congestion::Controller;
 
 /// Keys of the sections that describe a run, with their defaults and what they mean.
 pub(crate) const KEYS: &[(&str, &str, &str)] = &[
@@ -134,6 +135,11 @@ pub(crate) const KEYS: &[(&str, &str, &str)] = &[
         "hash",
         "metaroce: a packet's plane follows from the hash of addresses and ports, from the number of \
          its path (path), or planes are devices of their own, with addresses (core)",
+    ),
+    (
+        "transport.controller",
+        "aimd",
+        "metaroce: what the windows of the paths do: aimd, fixed",
     ),
     (
         "transport.qps",
@@ -333,7 +339,11 @@ fn setup(values: &[(String, String)], faults: &[&Section]) -> Result<Setup, Stri
     if matches!(job.kind, Kind::Incast | Kind::Storage) && job.senders >= hosts {
         return Err("traffic.senders: there are not so many hosts".into());
     }
+    let controller = text("transport.controller");
+    let controller = Controller::from_name(controller)
+        .ok_or_else(|| format!("transport.controller: {controller:?} is unknown"))?;
     let host = HostSetup {
+        controller,
         mtu: num("transport.mtu")? as u32,
         paths: num("transport.paths")? as u8,
         records: num("transport.records")? as u16,
