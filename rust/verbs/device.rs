@@ -28,7 +28,7 @@ use crate::{
     os,
     proto::{
         api::{ConnectionError, Time},
-        congestion::Shares,
+        congestion::{Controller, Shares},
         connection::{self, Connection},
         wire::{self, PLANES_MAX},
     },
@@ -240,6 +240,7 @@ impl DeviceInner {
                 fixed => fixed,
             },
             port_base: PORT_BASE,
+            controller: Controller::Aimd,
         }
     }
 
