@@ -84,10 +84,12 @@ nothing_left() {
 port_closed() { [ -z "$(on "$1" ss -Huan "sport = :$PORT")" ]; }
 unused() { [ "$(awk -v m="$KIND" '$1 == m { print $3 }' /proc/modules)" = 0 ]; }
 
-# clean_kernel: since the last call the kernel has had nothing to complain about.
+# clean_kernel: since the last call the kernel has had nothing to complain about. (How much kmemleak
+# suspects by itself says nothing: qemu-test/guest asks it in the end, and knows what counts.)
 clean_kernel() {
     local said
-    said=$(dmesg | tail -n "+$((lines + 1))" | grep -E 'WARNING:|BUG:|Oops|Call Trace|refcount|leak|hung|lockdep' || true)
+    said=$(dmesg | tail -n "+$((lines + 1))" | grep -E 'WARNING:|BUG:|Oops|Call Trace|refcount|leak|hung|lockdep' |
+        grep -v 'kmemleak: [0-9]* new suspected' || true)
     lines=$(dmesg | wc -l)
     [ -z "$said" ] || { echo "$said"; return 1; }
 }
