@@ -3,7 +3,7 @@
 //! Congestion control of the sender: a window per path and the sum of them for the
 //! connection; and the receiver's part, the shares of its bandwidth.
 //!
-//! What a window does is its controller's matter: one file behind [`Law`], chosen by name
+//! What a window does is its controller's matter: one file behind `Law`, chosen by name
 //! ([`Controller`]). What is the same for all of them stands here: the rate at which a path
 //! delivers, what counts as room above its bandwidth-delay product, the window that a share
 //! allows. All numbers are integers.
