@@ -667,7 +667,8 @@ case22_shared_mode() {
         rdma dev | has "$(device $n)" || { echo "$(device $n) is not seen in the first namespace"; return 1; }
     done
     in2 rdma dev | has "$(device 1)" || { echo "$(device 1) is not seen in st2"; return 1; }
-    refused_once "$ENFILE" in2 rdma link add "$(device 1)" type "$KIND" netdev eth0
+    ip -n st2 link add eth1 type dummy
+    refused_once "$ENFILE" in2 rdma link add "$(device 1)" type "$KIND" netdev eth1
     traffic 3 --suites many_qps,random
     down
 }
