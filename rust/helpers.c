@@ -31,9 +31,13 @@ void metaroce_local_bh_enable(void)
 	local_bh_enable();
 }
 
-void metaroce_init_work(struct work_struct *work, work_func_t func)
+/* Two places, so that lockdep tells items of softirq and process context apart. */
+void metaroce_init_work(struct work_struct *work, work_func_t func, bool sleeps)
 {
-	INIT_WORK(work, func);
+	if (sleeps)
+		INIT_WORK(work, func);
+	else
+		INIT_WORK(work, func);
 }
 
 bool metaroce_work_pending(struct work_struct *work)

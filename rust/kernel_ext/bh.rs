@@ -67,7 +67,7 @@ impl<T: BhWork> Item<T> {
         pin_init!(Self {
             work <- Opaque::ffi_init(|slot: *mut bindings::work_struct| {
                 // SAFETY: `slot` is valid and will not move (pinned).
-                unsafe { bindings::metaroce_init_work(slot, Some(work_run::<T>)) }
+                unsafe { bindings::metaroce_init_work(slot, Some(work_run::<T>), T::SLEEPS) }
             }),
             owner: core::sync::atomic::AtomicPtr::new(ptr::null_mut()),
             _pin: PhantomPinned,
