@@ -23,10 +23,10 @@
 //!
 //! Packets with much payload go to the inbox of their connection, and its work item reads
 //! them in batches: CRCs and copies of many under no lock, the core's part of all under one.
-//! When no network card has chosen a CPU, but the one that sent the packet still has it
-//! (veth, loopback), the item runs on another CPU, so that both ends of a connection inside
-//! of one machine work at the same time. Small packets are read where they arrive, unless
-//! the inbox has packets that came before (a path's packets stay in order).
+//! When no network card has chosen a CPU, but the one that sent the packets still has them
+//! (veth, loopback), and they are more than one or two, the item runs on another CPU, so that both
+//! ends of a connection inside of one machine work at the same time. Small packets are read where
+//! they arrive, unless the inbox has packets that came before (a path's packets stay in order).
 //!
 //! # Sending
 //!
@@ -104,6 +104,10 @@ const BULK: u32 = 1024;
 
 /// Packets that wait in an inbox at the most; further ones are dropped.
 const INBOX: usize = 1024;
+
+/// When so many wait that software delivered on the sender's CPU, another CPU reads them: a train
+/// of packets, behind which more may come. Fewer are read sooner than another CPU has been woken.
+const CROWD: usize = 3;
 
 /// Packets read in one round.
 const READS: usize = 32;
@@ -813,28 +817,26 @@ impl Conn {
 
     /// Puts a packet into the inbox. Softirq.
     fn put(self: &Arc<Self>, skb: Skb) {
-        let elsewhere = !skb.has_queue();
-        let (idle, refused) = {
+        let software = !skb.has_queue();
+        let (idle, crowd, refused) = {
             let mut inbox = self.inbox.lock();
             let idle = !core::mem::replace(&mut inbox.reading, true);
             if inbox.queue.len() < INBOX {
                 self.waiting.fetch_add(1, Ordering::Release);
                 inbox.queue.push(skb);
-                (idle, None)
+                let crowd = inbox.queue.len() == CROWD && inbox.batch.is_some();
+                (idle, crowd && software, None)
             } else {
-                (idle, Some(skb))
+                (idle, false, Some(skb))
             }
         };
         if refused.is_some() {
             self.device.counters.drop_backlog();
         }
-        if !idle {
-            return;
-        }
-        if elsewhere {
-            bh::queue_elsewhere(self, (self.cid >> INDEX_BITS) as u32);
-        } else {
+        if idle {
             bh::queue(self);
+        } else if crowd {
+            bh::move_elsewhere(self, (self.cid >> INDEX_BITS) as u32);
         }
     }
 

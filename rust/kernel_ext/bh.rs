@@ -88,25 +88,39 @@ pub fn queue<T: BhWork>(object: &Arc<T>) {
     });
 }
 
-/// Queues `object`'s item on another CPU than this one, which `hint` chooses, if there is
-/// another, unless it is queued already. Softirqs are off.
-pub fn queue_elsewhere<T: BhWork>(object: &Arc<T>, hint: u32) {
+/// Takes `object`'s item, if it is queued and has not begun, to another CPU, which `hint` chooses,
+/// if there is another. Softirqs are off.
+pub fn move_elsewhere<T: BhWork>(object: &Arc<T>, hint: u32) {
+    let cpu = other_cpu(hint);
+    let work = object.item().work.get();
+    // SAFETY: the item was initialised at creation; this does not wait for one that runs.
+    if !unsafe { bindings::cancel_work(work) } {
+        return;
+    }
+    // The reference that the queued item owned goes with it; when somebody has queued the item
+    // meanwhile, with a reference of his own, it is too many.
+    // SAFETY: the item was initialised at creation; the CPU is online.
+    if !unsafe { bindings::metaroce_queue_bh_work_on(cpu as i32, work) } {
+        let raw: *const T = Arc::as_ptr(object);
+        // SAFETY: see above.
+        drop(unsafe { Arc::from_raw(raw) });
+    }
+}
+
+/// A CPU that is online, another than this one when there is another, chosen by `hint`. Softirqs
+/// are off: a CPU that goes waits until this one has ended its own.
+fn other_cpu(hint: u32) -> u32 {
     // SAFETY: plain reads.
     let (this, ids) = unsafe { (bindings::metaroce_this_cpu(), bindings::metaroce_cpu_ids()) };
     // The distance to it: 1 to `ids` - 1.
     let step = 1 + hint.checked_rem(ids.saturating_sub(1)).unwrap_or(0);
     let other = this.wrapping_add(step).checked_rem(ids).unwrap_or(this);
-    // A CPU that goes waits until this softirq has ended.
     // SAFETY: `other` is below the number of CPU ids.
-    let cpu = if unsafe { bindings::metaroce_cpu_online(other) } {
+    if unsafe { bindings::metaroce_cpu_online(other) } {
         other
     } else {
         this
-    };
-    // SAFETY: as in `queue`; the CPU is online.
-    hand_over(object, |work| unsafe {
-        bindings::metaroce_queue_bh_work_on(cpu as i32, work)
-    });
+    }
 }
 
 fn hand_over<T: BhWork>(object: &Arc<T>, queue: impl FnOnce(*mut bindings::work_struct) -> bool) {
