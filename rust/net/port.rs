@@ -418,7 +418,8 @@ impl Port {
     /// Has the client look at its planes soon. Any context but hard interrupts.
     pub fn mark(&self) {
         if let Some(link) = self.link(&rcu::read_lock()) {
-            link.stale.store(true, Ordering::Release);
+            // Not a plain store: see `bh::queue`.
+            link.stale.swap(true, Ordering::AcqRel);
         }
         if let Some(shared) = network() {
             bh::queue(&shared);
