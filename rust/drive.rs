@@ -57,6 +57,7 @@
 use crate::{
     kernel_ext::{
         bh::{self, BhWork},
+        rcu,
         timer::{self, Timer},
     },
     mem::{Frags, Refused},
@@ -267,6 +268,9 @@ impl Table {
         while self.living.load(Ordering::Acquire) != 0 {
             fsleep(Delta::from_millis(1));
         }
+        // The last of them may just be letting go of the device, in softirq. That must not be what
+        // frees it: the locks of its tables are taken with softirqs on elsewhere.
+        rcu::synchronize();
     }
 
     /// Tells all connections which planes there are. Process context.
