@@ -7,7 +7,7 @@
 //! | --- | --- |
 //! | another program has the UDP port in this namespace (said in the kernel log) | EADDRINUSE |
 //! | the netdev is a plane of another device | EEXIST |
-//! | the netdev is going, or the module | ENODEV |
+//! | the netdev is going or in another namespace, or the module is going | ENODEV |
 //! | it is open | EBUSY |
 //! | no memory | ENOMEM |
 //!
@@ -21,7 +21,8 @@ use crate::{
         bh::{self, BhWork},
         crc,
         net::{
-            device_of_address, ipv6_enabled, random_u64, DevRef, NetId, News, Notifier, Observer,
+            device_of_address, ipv6_enabled, random_u64, rtnl, DevRef, NetId, News, Notifier,
+            Observer,
         },
         rcu::Rcu,
         udp::{Encap, Sock, UdpPort},
@@ -250,24 +251,25 @@ impl Port {
         Ok(Arc::new(Self { link: Rcu::empty() }, GFP_KERNEL)?)
     }
 
-    /// Opens the port on `netdev`, in the namespace where it is now: packets begin to come
-    /// to `client`. Fails with EADDRINUSE when another program has the UDP port, with
-    /// ENODEV when the netdev is going, with EBUSY when it is open, with EEXIST when the netdev
-    /// is a plane of another device. Sleeps, takes no RTNL.
-    pub fn open(self: &Arc<Self>, netdev: NetDev, client: Arc<dyn Client>) -> Result {
+    /// Opens the port on `netdev`, in the namespace `net`: packets begin to come to `client`.
+    /// Fails with EADDRINUSE when another program has the UDP port, with ENODEV when the netdev is
+    /// going or not in that namespace, with EBUSY when it is open, with EEXIST when the netdev is a
+    /// plane of another device. Sleeps, takes the RTNL lock.
+    pub fn open(self: &Arc<Self>, netdev: NetDev, net: NetId, client: Arc<dyn Client>) -> Result {
         let shared = network().ok_or(ENODEV)?;
+        // A netdev that goes later, or moves to another namespace, finds this port. Without RTNL
+        // it could have told everybody already that it leaves, and still be in the old namespace.
+        let rtnl = rtnl();
         let mut spaces = shared.spaces.lock();
         if self.link.get(&rcu::read_lock()).is_some() {
             return Err(EBUSY);
         }
-        // The notifier takes the same lock: a netdev that goes later finds this port.
-        if !netdev.is_registered() {
+        if !netdev.is_in(net, &rtnl) {
             return Err(ENODEV);
         }
         if spaces.iter().any(|s| s.members.have_plane(&netdev)) {
             return Err(EEXIST);
         }
-        let net = netdev.net();
         let space = match spaces.iter().find(|s| s.net == net) {
             Some(space) => space.clone(),
             None => {
@@ -429,6 +431,11 @@ impl Port {
     /// The netdev's MTU, or 0 when the port is closed.
     pub fn mtu(&self) -> u32 {
         self.link(&rcu::read_lock()).map_or(0, |l| l.netdev.mtu())
+    }
+
+    /// Whether the port is open.
+    pub fn is_open(&self) -> bool {
+        self.link(&rcu::read_lock()).is_some()
     }
 
     /// Whether the port is open, and a netdev of it up with a working link.
