@@ -50,6 +50,10 @@ pub trait Client: Send + Sync + 'static {
     /// device has to go.
     fn netdev(&self, event: NetdevEvent);
 
+    /// The port has just been closed. Routes are given up: they belong to the namespace, which may
+    /// end next. Process context; the list of namespaces is held, RTNL may be.
+    fn closed(&self);
+
     /// Its planes have changed, or their links and addresses, or [`Port::mark`] asked for it.
     /// Process context, no lock held.
     fn planes_changed(&self);
@@ -345,6 +349,7 @@ impl Port {
             return;
         };
         drop(link.planes.set(None));
+        link.client.closed();
         // Without memory for a shorter list the closed link stays in it, as long as there
         // are others.
         let _ = link.space.members.change(|list| {

@@ -290,6 +290,10 @@ impl Client for NetClient {
         }
     }
 
+    fn closed(&self) {
+        self.0.table.forget_routes();
+    }
+
     fn planes_changed(&self) {
         self.0.table.planes_changed();
     }
