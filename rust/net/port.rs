@@ -150,10 +150,18 @@ struct Space {
     udp: UdpPort<Members>,
 }
 
-/// The devices of a namespace: who gets its packets.
+/// Links in an allocation that can be published.
+type Links = KBox<KVec<Arc<Link>>>;
+
+/// The devices of a namespace: who gets its packets. Changed under the list of namespaces.
+#[pin_data]
 struct Members {
     net: NetId,
     list: Rcu<KVec<Arc<Link>>>,
+    /// The list before this one, empty: it has room for all links but one, so that to take one
+    /// away needs no memory.
+    #[pin]
+    spare: Mutex<Option<Links>>,
 }
 
 /// An open [`Port`]: what it uses.
@@ -277,11 +285,12 @@ impl Port {
         let space = match spaces.iter().find(|s| s.net == net) {
             Some(space) => space.clone(),
             None => {
-                let members = Arc::new(
-                    Members {
+                let members = Arc::pin_init(
+                    pin_init!(Members {
                         net,
                         list: Rcu::empty(),
-                    },
+                        spare <- new_mutex!(None, "metaroce_spare"),
+                    }),
                     GFP_KERNEL,
                 )?;
                 spaces.reserve(1, GFP_KERNEL)?;
@@ -321,10 +330,7 @@ impl Port {
             GFP_KERNEL,
         )?;
         let cell = KBox::new(link.clone(), GFP_KERNEL)?;
-        space.members.change(|list| {
-            list.push(link, GFP_KERNEL)?;
-            Ok(())
-        })?;
+        space.members.add(link)?;
         drop(self.link.set(Some(cell)));
         Ok(())
     }
@@ -350,12 +356,7 @@ impl Port {
         };
         drop(link.planes.set(None));
         link.client.closed();
-        // Without memory for a shorter list the closed link stays in it, as long as there
-        // are others.
-        let _ = link.space.members.change(|list| {
-            list.retain(|l| !l.closed.load(Ordering::Relaxed));
-            Ok(())
-        });
+        link.space.members.take_closed();
     }
 
     /// The link, when the port is open.
@@ -583,21 +584,45 @@ impl Members {
         used
     }
 
-    /// Publishes a changed copy of the list.
-    fn change(&self, f: impl FnOnce(&mut KVec<Arc<Link>>) -> Result) -> Result {
-        // Changes are serialised by the list of namespaces, so the copy stays true; memory
-        // is reserved before the read lock.
+    /// Adds a link. The caller holds the list of namespaces.
+    fn add(&self, link: Arc<Link>) -> Result {
+        let mut spare = self.spare.lock();
         let len = self.list.get(&rcu::read_lock()).map_or(0, |l| l.len());
-        let mut list = KVec::with_capacity(len + 1, GFP_KERNEL)?;
-        {
-            let guard = rcu::read_lock();
-            for link in self.list.get(&guard).into_iter().flat_map(|l| l.iter()) {
-                let _ = list.push_within_capacity(link.clone());
-            }
-        }
-        f(&mut list)?;
-        drop(self.list.set(Some(KBox::new(list, GFP_KERNEL)?)));
+        let mut list = match spare.take_if(|spare| spare.capacity() > len) {
+            Some(list) => list,
+            None => KBox::new(KVec::with_capacity(len + 1, GFP_KERNEL)?, GFP_KERNEL)?,
+        };
+        self.copy_to(&mut list);
+        let _ = list.push_within_capacity(link);
+        self.publish(&mut spare, Some(list));
         Ok(())
+    }
+
+    /// Takes away the links that are closed. The caller holds the list of namespaces.
+    fn take_closed(&self) {
+        let mut spare = self.spare.lock();
+        let mut list = spare.take();
+        if let Some(list) = &mut list {
+            self.copy_to(list);
+        }
+        self.publish(&mut spare, list);
+    }
+
+    /// Copies the links that are not closed to `list`, which is empty and has room for them.
+    fn copy_to(&self, list: &mut KVec<Arc<Link>>) {
+        let guard = rcu::read_lock();
+        let links = self.list.get(&guard).into_iter().flat_map(|l| l.iter());
+        for link in links.filter(|l| !l.closed.load(Ordering::Relaxed)) {
+            let _ = list.push_within_capacity(link.clone());
+        }
+    }
+
+    /// Publishes `list` and keeps the memory of the old one.
+    fn publish(&self, spare: &mut Option<Links>, list: Option<Links>) {
+        *spare = self.list.set(list);
+        if let Some(spare) = spare {
+            spare.clear();
+        }
     }
 
     /// Which device a packet belongs to. With one device there is no question. Otherwise
