@@ -1,8 +1,8 @@
 #!/bin/bash
 # SPDX-License-Identifier: GPL-2.0
 #
-# faults.sh [CASE...]: loading the module and making a link while one allocation after the
-# other fails in the kernel, and traffic while the network below it fails in every way. One
+# faults.sh [CASE...]: loading the module, making and deleting a link and changing its planes while
+# one allocation after the other fails in the kernel, and traffic while the network below it fails in every way. One
 # host (qemu-test/run --hosts 1 --no-device), on a kernel with fault injection for case06; makes
 # what it needs:
 #
@@ -75,6 +75,31 @@ elif what == "unlink":
             subprocess.Popen(["ip", "link", "delete", "eth8"]).wait(60)
         except subprocess.TimeoutExpired:
             sys.exit(f"fault {n}: the netdev of the deleted link does not go")
+elif what == "planes":
+    # The life of plane eth8 of the device fia, by its files.
+    files = "/sys/class/infiniband/fia/planes/"
+    def write(name):
+        with open(files + name, "wb", buffering=0) as file:
+            file.write(b"eth8")
+    def act():
+        global done
+        done = None
+        for step in "add", "drain", "resume", "del":
+            try:
+                write(step)
+            except OSError as e:
+                return e.errno
+            done = step
+        return 0
+    def undo():
+        # A call that failed has changed nothing.
+        with open(files + "list", "rb") as file:
+            shown = file.read()
+        there, draining = b" eth8 " in shown, b" eth8 draining" in shown
+        if there != (done not in (None, "del")) or draining != (done == "drain"):
+            sys.exit(f"fault {n}: what worked last is '{done}', but the list is {shown}")
+        if there:
+            write("del")
 else:
     # NEWLINK of nldev: name, type and netdev of the device.
     body = b"".join(attribute(number, value + b"\0") for number, value in
@@ -145,6 +170,23 @@ case06_link_delete() {
     export MOST
     on a rdma link add fia type "$KIND" netdev eth0
     on a bash -c "walk unlink $KIND"
+    on a rdma link delete fia
+    down
+}
+
+# A netdev becomes a plane, and what else there is to be done with it.
+case06_planes() {
+    injects
+    modprobe "$KIND"
+    up
+    ip -n fi-a link add eth8 type dummy
+    ip -n fi-a address add 10.94.8.1/24 dev eth8
+    ip -n fi-a link set eth8 up
+    export -f walk
+    export MOST
+    on a rdma link add fia type "$KIND" netdev eth0
+    on a bash -c "walk planes"
+    ip -n fi-a link delete eth8
     on a rdma link delete fia
     down
 }
@@ -265,7 +307,7 @@ net_gone_for_good() {
 unheld() { ! on "$1" rdma resource show "fi$1" | has -E ' (pd|cq|qp|mr|ctx|srq) [1-9]'; }
 unload() { ! grep -q "^$KIND " /proc/modules || rmmod "$KIND"; }
 
-cases=(case06_module_load case06_link_add case06_link_delete net_fails_and_comes_back net_gone_for_good)
+cases=(case06_module_load case06_link_add case06_link_delete case06_planes net_fails_and_comes_back net_gone_for_good)
 [ $# = 0 ] || cases=("$@")
 plan ${#cases[@]}
 for c in "${cases[@]}"; do
