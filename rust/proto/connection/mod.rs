@@ -821,10 +821,12 @@ impl Connection {
         core::mem::take(&mut self.event_closed).then_some(Event::ConnectionClosed)
     }
 
-    /// The state of stream `i` may have changed in any way.
+    /// The state of stream `i` may have changed in any way. Further changes until its events
+    /// have been taken cost nothing here: [`Connection::poll_event`] looks when it has no more.
     fn touch(&mut self, now: Time, i: u32) {
-        self.streams.enlist(List::Event, i);
-        self.update(now, i);
+        if self.streams.enlist(List::Event, i) {
+            self.update(now, i);
+        }
     }
 
     /// Puts stream `i` on the lists it belongs on.

@@ -278,22 +278,28 @@ impl Streams {
         None
     }
 
-    /// Appends slot `i` to a list, unless it is on it.
-    pub(super) fn enlist(&mut self, list: List, i: u32) {
+    /// Whether slot `i` is on a list.
+    pub(super) fn is_on(&self, list: List, i: u32) -> bool {
+        self.slot(i)
+            .is_some_and(|s| s.on & 1u8 << (list as usize) != 0)
+    }
+
+    /// Appends slot `i` to a list, unless it is on it. Returns whether it was not.
+    pub(super) fn enlist(&mut self, list: List, i: u32) -> bool {
         let at = list as usize;
         let bit = 1u8 << at;
         let Some(slot) = self.slots.get_mut(i as usize) else {
-            return;
+            return false;
         };
         if slot.on & bit != 0 {
-            return;
+            return false;
         }
         slot.on |= bit;
         if let Some(n) = slot.next.get_mut(at) {
             *n = NIL;
         }
         let Some(fifo) = self.lists.get_mut(at) else {
-            return;
+            return false;
         };
         let tail = core::mem::replace(&mut fifo.tail, i);
         if tail == NIL {
@@ -305,6 +311,7 @@ impl Streams {
         {
             *n = i;
         }
+        true
     }
 
     /// First slot of a list.

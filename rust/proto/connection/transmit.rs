@@ -386,7 +386,9 @@ impl Connection {
             out.payload = payload;
             self.finish_data(now, i, sequence, timestamp, len, &header, out);
             // The stream's timer may have begun.
-            self.update(now, id);
+            if packet.dir != Direction::Request || !self.streams.is_on(List::Timer, id) {
+                self.update(now, id);
+            }
             return true;
         }
         false
