@@ -47,13 +47,14 @@ remove_tree() {
 }
 
 # enter ROOT COMMAND [BIND...]: runs COMMAND with bash in ROOT; each BIND is a host path
-# (or SRC:DST) that is bound in. Mounts live in a namespace that ends with the command.
+# (or SRC:DST) that is bound in. Mounts live in a namespace that ends with the command. The command
+# is killed when the caller dies, and with a PID namespace all that it has started.
 enter() {
     local root=$1 command=$2
     shift 2
     # ENTER_UNSHARE adds options of unshare, such as a PID namespace.
     # shellcheck disable=SC2086
-    unshare --mount --propagation private ${ENTER_UNSHARE:-} -- bash -c '
+    setpriv --pdeathsig KILL unshare --mount --propagation private ${ENTER_UNSHARE:-} -- bash -c '
         set -e
         root=$1 command=$2
         shift 2

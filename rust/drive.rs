@@ -45,6 +45,10 @@
 //! of those that had left before: nothing of them may run once the module has gone.
 //! It takes `Table::connecting`, which [`Table::planes_changed`] holds: no news comes afterwards.
 //!
+//! A namespace may end while a device that was in it is still on its way out, and routes of IPv6
+//! lie in the namespace. So routes go earlier: when the port closes, and with a connection that
+//! leaves the table ([`Table::forget_routes`]).
+//!
 //! # Planes
 //!
 //! While the device has one plane and the peer has announced none, the core knows of one, too,
@@ -57,6 +61,7 @@
 use crate::{
     kernel_ext::{
         bh::{self, BhWork},
+        rcu,
         timer::{self, Timer},
     },
     mem::{Frags, Refused},
@@ -237,6 +242,8 @@ impl Table {
     }
 
     fn remove(&self, conn: &Conn) {
+        // Once it is out of the table nobody finds its routes.
+        conn.flow.forget_routes();
         let taken = {
             let _bh = bh::disable();
             let mut slots = self.slots.lock();
@@ -273,6 +280,15 @@ impl Table {
         while self.living.load(Ordering::Acquire) != 0 {
             fsleep(Delta::from_millis(1));
         }
+        // The last of them may just be letting go of the device, in softirq. That must not be what
+        // frees it: the locks of its tables are taken with softirqs on elsewhere.
+        rcu::synchronize();
+    }
+
+    /// Has all connections give up their routes; those that are not in the table any more have
+    /// none. The port is closed: nothing is sent any more. Process context.
+    pub fn forget_routes(&self) {
+        self.for_each(|conn| conn.flow.forget_routes());
     }
 
     /// Tells all connections which planes there are. Process context.

@@ -117,6 +117,22 @@ struct net *metaroce_dev_net(const struct net_device *dev)
 	return dev_net(dev);
 }
 
+/* the namespace that it is in now, held; NULL when that is going */
+struct net *metaroce_dev_get_net(const struct net_device *dev)
+{
+	struct net *net;
+
+	rcu_read_lock();
+	net = maybe_get_net(dev_net_rcu(dev));
+	rcu_read_unlock();
+	return net;
+}
+
+void metaroce_put_net(struct net *net)
+{
+	put_net(net);
+}
+
 /* its first IPv4 address that is no secondary one, 0: none; under the RCU read lock */
 __be32 metaroce_first_address4(const struct net_device *dev)
 {

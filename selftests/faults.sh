@@ -1,8 +1,8 @@
 #!/bin/bash
 # SPDX-License-Identifier: GPL-2.0
 #
-# faults.sh [CASE...]: loading the module and making a link while one allocation after the
-# other fails in the kernel, and traffic while the network below it fails in every way. One
+# faults.sh [CASE...]: loading the module, making and deleting a link and changing its planes while
+# one allocation after the other fails in the kernel, and traffic while the network below it fails in every way. One
 # host (qemu-test/run --hosts 1 --no-device), on a kernel with fault injection for case06; makes
 # what it needs:
 #
@@ -25,13 +25,30 @@ injects() {
 }
 
 # walk WHAT...: python3 that calls act() with the n-th fault, n = 1, 2, …, undo() after each
-# that worked, until a call meets fewer faults than n.
+# that worked, until a call meets fewer faults than n. What act() needs is made by prepare().
 walk() {
     MOST=$MOST python3 - "$@" <<'PY'
-import ctypes, os, socket, struct, subprocess, sys
+import ctypes, os, re, socket, struct, subprocess, sys
 what, most = sys.argv[1], int(os.environ["MOST"])
 nth = os.open("/proc/thread-self/fail-nth", os.O_RDWR)
 libc = ctypes.CDLL(None, use_errno=True)
+
+def prepare():
+    pass
+def attribute(number, value):
+    pad = -len(value) % 4
+    return struct.pack("=HH", len(value) + 4, number) + value + b"\0" * pad
+# ask COMMAND ATTRIBUTES: a request to nldev, with acknowledgement; its errno.
+def ask(command, body):
+    try:
+        netlink.send(struct.pack("=IHHII", 16 + len(body), 5 << 10 | command, 5, 1, 0) + body)
+        answer = netlink.recv(4096)
+    except OSError as e:
+        return e.errno
+    return -struct.unpack_from("=i", answer, 16)[0]
+if what != "module":
+    netlink = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, 20)
+    netlink.bind((0, 0))
 
 if what == "module":
     file = os.open(sys.argv[2], os.O_RDONLY)
@@ -40,30 +57,62 @@ if what == "module":
         return ctypes.get_errno() if libc.syscall(313, file, parameters, 0) else 0
     def undo():
         subprocess.run(["rmmod", sys.argv[3]], check=True)
-else:
-    kind, name = sys.argv[2].encode(), b"fia"
-    netlink = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, 20)
-    netlink.bind((0, 0))
-    def attribute(number, value):
-        value += b"\0"
-        pad = -len(value) % 4
-        return struct.pack("=HH", len(value) + 4, number) + value + b"\0" * pad
-    # NEWLINK of nldev, with acknowledgement: name, type and netdev of the device.
-    body = attribute(2, name) + attribute(int(sys.argv[3]), kind) + attribute(int(sys.argv[4]), b"eth0")
-    message = struct.pack("=IHHII", 16 + len(body), 5 << 10 | 3, 5, 1, 0) + body
+elif what == "unlink":
+    # Beside another device; DELLINK of nldev, with the number of the device.
+    def prepare():
+        global index
+        subprocess.run(["ip", "link", "add", "eth8", "type", "dummy"], check=True)
+        subprocess.run(["rdma", "link", "add", "fi8", "type", sys.argv[2], "netdev", "eth8"], check=True)
+        shown = subprocess.run(["rdma", "dev", "show", "fi8"], check=True, capture_output=True, text=True).stdout
+        index = int(re.match(r"(\d+): fi8:", shown)[1])
     def act():
+        return ask(4, attribute(1, struct.pack("=I", index)))
+    def undo():
+        # When it was not deleted. Then nothing of it is left that its netdev would wait for.
+        subprocess.run(["rdma", "link", "delete", "fi8"], check=False, stderr=subprocess.DEVNULL)
         try:
-            netlink.send(message)
-            answer = netlink.recv(4096)
-        except OSError as e:
-            return e.errno
-        return -struct.unpack_from("=i", answer, 16)[0]
+            # Which nobody can kill while it waits.
+            subprocess.Popen(["ip", "link", "delete", "eth8"]).wait(60)
+        except subprocess.TimeoutExpired:
+            sys.exit(f"fault {n}: the netdev of the deleted link does not go")
+elif what == "planes":
+    # The life of plane eth8 of the device fia, by its files.
+    files = "/sys/class/infiniband/fia/planes/"
+    def write(name):
+        with open(files + name, "wb", buffering=0) as file:
+            file.write(b"eth8")
+    def act():
+        global done
+        done = None
+        for step in "add", "drain", "resume", "del":
+            try:
+                write(step)
+            except OSError as e:
+                return e.errno
+            done = step
+        return 0
+    def undo():
+        # A call that failed has changed nothing.
+        with open(files + "list", "rb") as file:
+            shown = file.read()
+        there, draining = b" eth8 " in shown, b" eth8 draining" in shown
+        if there != (done not in (None, "del")) or draining != (done == "drain"):
+            sys.exit(f"fault {n}: what worked last is '{done}', but the list is {shown}")
+        if there:
+            write("del")
+else:
+    # NEWLINK of nldev: name, type and netdev of the device.
+    body = b"".join(attribute(number, value + b"\0") for number, value in
+        ((2, b"fia"), (int(sys.argv[3]), sys.argv[2].encode()), (int(sys.argv[4]), b"eth0")))
+    def act():
+        return ask(3, body)
     def undo():
         # When the answer was what failed, the link may be there all the same.
         subprocess.run(["rdma", "link", "delete", "fia"], check=False, stderr=subprocess.DEVNULL)
 
 failed = survived = 0
 for n in range(1, most + 1):
+    prepare()
     os.pwrite(nth, str(n).encode(), 0)
     error = act()
     injected = os.pread(nth, 16, 0).strip() == b"0"
@@ -80,6 +129,7 @@ for n in range(1, most + 1):
     else:
         survived += 1
     if n % 16 == 0:
+        prepare()
         error = act()
         if error:
             sys.exit(f"after fault {n}, without one: {os.strerror(error)}")
@@ -107,6 +157,36 @@ case06_link_add() {
     # LINK_TYPE and NDEV_NAME of rdma_netlink.h.
     on a bash -c "walk link $KIND 65 51"
     on a rdma link add fia type "$KIND" netdev eth0
+    on a rdma link delete fia
+    down
+}
+
+# Beside a link that stays. What is deleted is gone with its references to the netdev.
+case06_link_delete() {
+    injects
+    modprobe "$KIND"
+    up
+    export -f walk
+    export MOST
+    on a rdma link add fia type "$KIND" netdev eth0
+    on a bash -c "walk unlink $KIND"
+    on a rdma link delete fia
+    down
+}
+
+# A netdev becomes a plane, and what else there is to be done with it.
+case06_planes() {
+    injects
+    modprobe "$KIND"
+    up
+    ip -n fi-a link add eth8 type dummy
+    ip -n fi-a address add 10.94.8.1/24 dev eth8
+    ip -n fi-a link set eth8 up
+    export -f walk
+    export MOST
+    on a rdma link add fia type "$KIND" netdev eth0
+    on a bash -c "walk planes"
+    ip -n fi-a link delete eth8
     on a rdma link delete fia
     down
 }
@@ -227,7 +307,7 @@ net_gone_for_good() {
 unheld() { ! on "$1" rdma resource show "fi$1" | has -E ' (pd|cq|qp|mr|ctx|srq) [1-9]'; }
 unload() { ! grep -q "^$KIND " /proc/modules || rmmod "$KIND"; }
 
-cases=(case06_module_load case06_link_add net_fails_and_comes_back net_gone_for_good)
+cases=(case06_module_load case06_link_add case06_link_delete case06_planes net_fails_and_comes_back net_gone_for_good)
 [ $# = 0 ] || cases=("$@")
 plan ${#cases[@]}
 for c in "${cases[@]}"; do

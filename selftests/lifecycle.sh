@@ -52,10 +52,11 @@ add() {
 }
 
 # traffic TEST: both ends in the background (no function, whose shell would be what is killed); true once several packets of data have arrived.
+# With GID_A and GID_B between these GIDs.
 traffic() {
-    ip netns exec lc-b mroce-bench --dev lcb --listen 18515 --wait 60 >"$work/server" 2>&1 &
+    ip netns exec lc-b mroce-bench --dev lcb ${GID_B:+--gid "$GID_B"} --listen 18515 --wait 60 >"$work/server" 2>&1 &
     listener=$!
-    ip netns exec lc-a mroce-bench --dev lca --connect 10.95.0.2 --tests "$1" --seconds 60 --wait 60 >"$work/client" 2>&1 &
+    ip netns exec lc-a mroce-bench --dev lca ${GID_A:+--gid "$GID_A"} --connect 10.95.0.2 --tests "$1" --seconds 60 --wait 60 >"$work/client" 2>&1 &
     client=$!
     busywait 60 flowing || { cat "$work/client" "$work/server"; return 1; }
 }
@@ -273,9 +274,66 @@ in_vmalloc() { awk '$1 == "vmalloc" { print $2 }' "$1/memory.stat"; }
 charged() { [ "$(in_vmalloc "$1")" -ge "$2" ]; }
 uncharged() { [ "$(in_vmalloc "$1")" = 0 ]; }
 
+# A device is made over a netdev that just moves to another namespace: it is refused, or goes with
+# the netdev, and leaves no port open in the namespace that it was for.
+added_while_the_netdev_moves() {
+    local i adder made=0
+    modprobe "$KIND"
+    for ((i = 0; i < ${MOVES:-20}; i++)); do
+        ip netns exec lc-a rdma link add lca type "$KIND" netdev eth0 2>/dev/null &
+        adder=$!
+        sleep "0.00$(choose 10)"
+        ip -n lc-a link set eth0 name moved0 netns lc-b
+        ! wait $adder || made=$((made + 1))
+        busywait 10 no_device_in a || { echo "move $i: $(on a rdma link)"; return 1; }
+        busywait 10 port_closed a || { echo "move $i: $(on a ss -Huan)"; return 1; }
+        ip -n lc-b link set moved0 name eth0 netns lc-a
+        ip -n lc-a link set eth0 up
+    done
+    echo "$made of $i had been made before"
+    ip netns delete lc-a
+    busywait 10 unloaded
+    clean_kernel
+}
+
+# A namespace ends while connections over IPv6 are left in it, whose routes belong to it.
+namespace_ends_under_ipv6() {
+    [ -d /proc/sys/net/ipv6 ] || { echo "no IPv6"; return 4; }
+    local n GID_A GID_B
+    modprobe "$KIND"
+    for _ in 1 2 3; do
+        up
+        for n in a b; do ip -n lc-$n address add "$(address6 $n)/64" dev eth0 nodad; done
+        add
+        for n in a b; do busywait 10 gid6 $n; done
+        GID_A=$(gid6 a) GID_B=$(gid6 b)
+        traffic write_bw
+        on a rdma -dd resource show qp | has 'fd95::2' || { echo "not over IPv6: $(on a rdma -dd resource show qp)"; return 1; }
+        kill_ends
+        ip netns delete lc-a
+        busywait 20 no_device_in b # its netdev goes with its peer
+        ip netns delete lc-b
+        busywait 20 unused
+    done
+    busywait 10 unloaded
+    clean_kernel
+}
+address6() { if [ "$1" = a ]; then echo fd95::1; else echo fd95::2; fi; }
+# gid6 NS: index of the GID of the IPv6 address.
+gid6() {
+    on "$1" bash -c '
+        cd /sys/class/infiniband/lc'"$1"'/ports/1
+        for f in gids/*; do
+            [ "$(cat $f)" = "fd95:0000:0000:0000:0000:0000:0000:000'"$([ "$1" = a ] && echo 1 || echo 2)"'" ] || continue
+            [ "$(cat gid_attrs/types/${f#gids/} 2>/dev/null)" = "RoCE v2" ] && echo ${f#gids/} && exit 0
+        done
+        exit 1'
+}
+
 # unload_as_connections_part is run by name only: it has not seen connections part within its time.
 cases=(rounds unload_under_open_contexts unload_under_an_idle_context case05_killed_while_resending
-    case04_unloads_after_one_end_crashed rings_are_charged)
+    case04_unloads_after_one_end_crashed rings_are_charged added_while_the_netdev_moves
+    namespace_ends_under_ipv6)
 [ $# = 0 ] || cases=("$@")
 plan ${#cases[@]}
 note "seed $SEED, $ROUNDS rounds"

@@ -76,7 +76,9 @@ impl<T: BhWork> Item<T> {
 }
 
 /// Queues `object`'s item, one for softirq context on this CPU, unless it is queued already.
-/// Any context.
+/// Any context. What the item is to find has been written under a lock that it takes, or by an
+/// atomic read-modify-write operation: a plain store could become visible only after it was
+/// decided here that an item which is about to begin needs no queueing.
 pub fn queue<T: BhWork>(object: &Arc<T>) {
     // SAFETY: `hand_over` passes an item that was initialised at creation.
     hand_over(object, |work| unsafe {
@@ -125,9 +127,8 @@ fn other_cpu(hint: u32) -> u32 {
 
 fn hand_over<T: BhWork>(object: &Arc<T>, queue: impl FnOnce(*mut bindings::work_struct) -> bool) {
     let item = object.item();
-    // Queued and not begun: it will see everything that the caller has done before, under
-    // the lock that the item takes or by the barrier with which it begins. Most calls end
-    // here, without switching interrupts off.
+    // Queued and not begun: it will see what the caller has done before, as `queue` says (it
+    // begins with a full barrier). Most calls end here, without switching interrupts off.
     // SAFETY: the item was initialised at creation.
     if unsafe { bindings::metaroce_work_pending(item.work.get()) } {
         return;

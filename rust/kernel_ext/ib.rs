@@ -14,7 +14,7 @@ use super::{
     ib_attr::*,
     ib_dv::{Arguments, Method},
     ib_planes::Change,
-    net::NetDev,
+    net::{NetDev, NetId},
     restrack::Details,
 };
 use crate::{bindings, queue::Memory};
@@ -66,6 +66,9 @@ pub trait Operations: Send + Sync + Sized + 'static {
     /// The module that the callbacks belong to.
     fn module() -> &'static ThisModule;
 
+    /// Whether it still has the netdev that it was made over: it has neither gone nor moved to
+    /// another namespace.
+    fn has_netdev(&self) -> bool;
     /// Device attributes.
     fn query_device(&self) -> DeviceAttr;
     /// Port attributes.
@@ -584,21 +587,25 @@ pub fn transition_allowed(from: u32, to: u32, mask: u32) -> bool {
 }
 
 /// Makes a device over `netdev` and registers it under `name` (the name is the user's: udev
-/// leaves it). `make` builds the driver's data. On an error nothing is left.
+/// leaves it). `make` builds the driver's data, for a netdev in that namespace: `ENODEV` when it
+/// is there no more. On an error nothing is left.
 pub fn add_link<T: Operations>(
     netdev: &NetDev,
     name: &CStr,
     guid: u64,
-    make: impl FnOnce(Arc<Back<bindings::ib_device>>) -> Result<T>,
+    make: impl FnOnce(Arc<Back<bindings::ib_device>>, NetId) -> Result<T>,
 ) -> Result {
     let ops = VTable::<T>::ops()?;
-    // SAFETY: the namespace of a device that is held.
-    let raw = unsafe { bindings::_ib_alloc_device(size_of::<Device<T>>(), netdev.net().as_ptr()) };
+    // Held until the device is registered: from then on the core sees to it that the device
+    // leaves a namespace that ends.
+    let net = netdev.hold_net().ok_or(ENODEV)?;
+    // SAFETY: the namespace is held.
+    let raw = unsafe { bindings::_ib_alloc_device(size_of::<Device<T>>(), net.id().as_ptr()) };
     if raw.is_null() {
         return Err(ENOMEM);
     }
     let made = Back::new(raw).and_then(|back| {
-        let data = make(back.clone()).inspect_err(|_| back.cut())?;
+        let data = make(back.clone(), net.id()).inspect_err(|_| back.cut())?;
         Ok((back, data))
     });
     let (back, data) = match made {
@@ -609,6 +616,7 @@ pub fn add_link<T: Operations>(
             return Err(e);
         }
     };
+    let way_back = back.clone();
     // SAFETY: the device is ours alone until it is registered, and large enough.
     let r = unsafe {
         (*raw.cast::<Device<T>>()).data.write(data);
@@ -640,11 +648,16 @@ pub fn add_link<T: Operations>(
         unsafe { bindings::ib_dealloc_device(raw) };
         return Err(e);
     }
-    // The device may be gone already, by another thread: it is looked up again.
-    if !netdev.is_registered() {
-        // Its last notice may have come before there was a device.
-        remove_link::<T>(netdev);
-        return Err(ENODEV);
+    // The last news of its netdev may have come before there was a device that could go. (It may
+    // be gone already, by another thread: then it cannot be held.)
+    if let Some(held) = way_back.hold() {
+        // SAFETY: registered and held.
+        unsafe {
+            if !VTable::<T>::device(held.0).has_netdev() {
+                bindings::ib_unregister_device_queued(held.0);
+                return Err(ENODEV);
+            }
+        }
     }
     Ok(())
 }
@@ -660,18 +673,6 @@ pub fn has_link<T: Operations>(netdev: &NetDev) -> bool {
         bindings::ib_device_put(raw);
     }
     true
-}
-
-/// Begins to remove the device on `netdev`, if there is one (a work item does it).
-fn remove_link<T: Operations>(netdev: &NetDev) {
-    // SAFETY: the netdev is held; the device that is returned is registered and held.
-    unsafe {
-        let raw = bindings::ib_device_get_by_netdev(netdev.as_ptr(), T::DRIVER_ID);
-        if !raw.is_null() {
-            bindings::ib_unregister_device_queued(raw);
-            bindings::ib_device_put(raw);
-        }
-    }
 }
 
 /// Removes every device of this driver and waits until all of them, also those that

@@ -10,8 +10,26 @@ use ::kernel::{
     error::to_result,
     prelude::*,
     sync::{rcu, Arc},
-    types::Opaque,
+    types::{NotThreadSafe, Opaque},
 };
+
+/// The RTNL lock is held while this lives: no network device registers, unregisters or moves to
+/// another namespace meanwhile.
+pub struct Rtnl(NotThreadSafe);
+
+/// Takes the RTNL lock. Process context.
+pub fn rtnl() -> Rtnl {
+    // SAFETY: May be called in every context that may sleep.
+    unsafe { bindings::rtnl_lock() };
+    Rtnl(NotThreadSafe)
+}
+
+impl Drop for Rtnl {
+    fn drop(&mut self) {
+        // SAFETY: Pairs with `rtnl`, in the same task (the guard is not `Send`).
+        unsafe { bindings::rtnl_unlock() };
+    }
+}
 
 /// A random number (`get_random_u64()`).
 pub fn random_u64() -> u64 {
@@ -38,6 +56,23 @@ impl NetId {
     /// The C object.
     pub fn as_ptr(self) -> *mut bindings::net {
         self.0.as_ptr()
+    }
+}
+
+/// A reference to a network namespace, which lives as long.
+pub struct Net(NetId);
+
+impl Net {
+    /// Which one it is.
+    pub fn id(&self) -> NetId {
+        self.0
+    }
+}
+
+impl Drop for Net {
+    fn drop(&mut self) {
+        // SAFETY: `self` owns one reference.
+        unsafe { bindings::metaroce_put_net(self.0.as_ptr()) };
     }
 }
 
@@ -146,10 +181,19 @@ impl NetDev {
         unsafe { bindings::metaroce_netdev_registered(self.as_ptr()) }
     }
 
-    /// The namespace it is in now.
-    pub fn net(&self) -> NetId {
-        // SAFETY: `self` holds a reference; a device always has a namespace.
-        NetId(unsafe { NonNull::new_unchecked(bindings::metaroce_dev_net(self.as_ptr())) })
+    /// Whether it is in the namespace `net`, and is not about to go. Stays true as long as the
+    /// RTNL lock is held.
+    pub fn is_in(&self, net: NetId, _rtnl: &Rtnl) -> bool {
+        // SAFETY: `self` holds a reference.
+        self.is_registered() && unsafe { bindings::metaroce_dev_net(self.as_ptr()) } == net.as_ptr()
+    }
+
+    /// The namespace that it is in just now; `None` when that is going.
+    pub fn hold_net(&self) -> Option<Net> {
+        // SAFETY: `self` holds a reference.
+        let net = unsafe { bindings::metaroce_dev_get_net(self.as_ptr()) };
+        // The reference that was taken passes to the result.
+        NonNull::new(net).map(|net| Net(NetId(net)))
     }
 
     /// Whether `upper` is this device or lies above it at any depth (VLAN, bond, bridge,

@@ -108,7 +108,7 @@ pub struct Flow {
     /// What packets carry beside those of the handshake, which carry both: `CRC`,
     /// `UDP_CHECKSUM`; and `WITHIN`.
     integrity: AtomicU8,
-    /// The route of each path; `None` for flows that send one packet.
+    /// The route of each path, none once they are forgotten; `None` for flows that send one packet.
     routes: Option<Pin<KBox<SpinLock<os::Vec<Slot>>>>>,
 }
 
@@ -208,6 +208,17 @@ impl Flow {
     /// The remote GID.
     pub fn remote(&self) -> &[u8; 16] {
         &self.remote
+    }
+
+    /// Gives up its routes, and keeps none from now on. Any context but hard interrupts.
+    pub fn forget_routes(&self) {
+        let Some(routes) = &self.routes else { return };
+        let old = {
+            let _bh = bh::disable();
+            let mut slots = routes.lock();
+            ::core::mem::take(&mut *slots)
+        };
+        drop(old);
     }
 
     /// Largest IP packet that the interface of this flow's route takes, in bytes, the

@@ -23,7 +23,7 @@
 //! [`Port::close`], and the netdev's unregistration, take the link away and wait for a
 //! grace period: after that no packet is received for the device or sent by it any more, and
 //! when it was the last one the namespace's UDP port is closed. A [`Flow`] whose port is
-//! closed refuses to send.
+//! closed refuses to send, and gives up its routes ([`Client::closed`]).
 //!
 //! A device may have further netdevs, its planes ([`planes`]): a packet that comes in by one of
 //! them is the device's, and a [`Flow`] sends over the one that the packet names ([`Leg`]).

@@ -7,7 +7,7 @@
 //! | --- | --- |
 //! | another program has the UDP port in this namespace (said in the kernel log) | EADDRINUSE |
 //! | the netdev is a plane of another device | EEXIST |
-//! | the netdev is going, or the module | ENODEV |
+//! | the netdev is going or in another namespace, or the module is going | ENODEV |
 //! | it is open | EBUSY |
 //! | no memory | ENOMEM |
 //!
@@ -21,7 +21,8 @@ use crate::{
         bh::{self, BhWork},
         crc,
         net::{
-            device_of_address, ipv6_enabled, random_u64, DevRef, NetId, News, Notifier, Observer,
+            device_of_address, ipv6_enabled, random_u64, rtnl, DevRef, NetId, News, Notifier,
+            Observer,
         },
         rcu::Rcu,
         udp::{Encap, Sock, UdpPort},
@@ -48,6 +49,10 @@ pub trait Client: Send + Sync + 'static {
     /// unregistered ([`NetdevEvent::Unregister`]), the port is closed already, and the
     /// device has to go.
     fn netdev(&self, event: NetdevEvent);
+
+    /// The port has just been closed. Routes are given up: they belong to the namespace, which may
+    /// end next. Process context; the list of namespaces is held, RTNL may be.
+    fn closed(&self);
 
     /// Its planes have changed, or their links and addresses, or [`Port::mark`] asked for it.
     /// Process context, no lock held.
@@ -145,10 +150,18 @@ struct Space {
     udp: UdpPort<Members>,
 }
 
-/// The devices of a namespace: who gets its packets.
+/// Links in an allocation that can be published.
+type Links = KBox<KVec<Arc<Link>>>;
+
+/// The devices of a namespace: who gets its packets. Changed under the list of namespaces.
+#[pin_data]
 struct Members {
     net: NetId,
     list: Rcu<KVec<Arc<Link>>>,
+    /// The list before this one, empty: it has room for all links but one, so that to take one
+    /// away needs no memory.
+    #[pin]
+    spare: Mutex<Option<Links>>,
 }
 
 /// An open [`Port`]: what it uses.
@@ -250,32 +263,34 @@ impl Port {
         Ok(Arc::new(Self { link: Rcu::empty() }, GFP_KERNEL)?)
     }
 
-    /// Opens the port on `netdev`, in the namespace where it is now: packets begin to come
-    /// to `client`. Fails with EADDRINUSE when another program has the UDP port, with
-    /// ENODEV when the netdev is going, with EBUSY when it is open, with EEXIST when the netdev
-    /// is a plane of another device. Sleeps, takes no RTNL.
-    pub fn open(self: &Arc<Self>, netdev: NetDev, client: Arc<dyn Client>) -> Result {
+    /// Opens the port on `netdev`, in the namespace `net`: packets begin to come to `client`.
+    /// Fails with EADDRINUSE when another program has the UDP port, with ENODEV when the netdev is
+    /// going or not in that namespace, with EBUSY when it is open, with EEXIST when the netdev is a
+    /// plane of another device. Sleeps, takes the RTNL lock.
+    pub fn open(self: &Arc<Self>, netdev: NetDev, net: NetId, client: Arc<dyn Client>) -> Result {
         let shared = network().ok_or(ENODEV)?;
+        // A netdev that goes later, or moves to another namespace, finds this port. Without RTNL
+        // it could have told everybody already that it leaves, and still be in the old namespace.
+        let rtnl = rtnl();
         let mut spaces = shared.spaces.lock();
         if self.link.get(&rcu::read_lock()).is_some() {
             return Err(EBUSY);
         }
-        // The notifier takes the same lock: a netdev that goes later finds this port.
-        if !netdev.is_registered() {
+        if !netdev.is_in(net, &rtnl) {
             return Err(ENODEV);
         }
         if spaces.iter().any(|s| s.members.have_plane(&netdev)) {
             return Err(EEXIST);
         }
-        let net = netdev.net();
         let space = match spaces.iter().find(|s| s.net == net) {
             Some(space) => space.clone(),
             None => {
-                let members = Arc::new(
-                    Members {
+                let members = Arc::pin_init(
+                    pin_init!(Members {
                         net,
                         list: Rcu::empty(),
-                    },
+                        spare <- new_mutex!(None, "metaroce_spare"),
+                    }),
                     GFP_KERNEL,
                 )?;
                 spaces.reserve(1, GFP_KERNEL)?;
@@ -315,10 +330,7 @@ impl Port {
             GFP_KERNEL,
         )?;
         let cell = KBox::new(link.clone(), GFP_KERNEL)?;
-        space.members.change(|list| {
-            list.push(link, GFP_KERNEL)?;
-            Ok(())
-        })?;
+        space.members.add(link)?;
         drop(self.link.set(Some(cell)));
         Ok(())
     }
@@ -343,12 +355,8 @@ impl Port {
             return;
         };
         drop(link.planes.set(None));
-        // Without memory for a shorter list the closed link stays in it, as long as there
-        // are others.
-        let _ = link.space.members.change(|list| {
-            list.retain(|l| !l.closed.load(Ordering::Relaxed));
-            Ok(())
-        });
+        link.client.closed();
+        link.space.members.take_closed();
     }
 
     /// The link, when the port is open.
@@ -418,7 +426,8 @@ impl Port {
     /// Has the client look at its planes soon. Any context but hard interrupts.
     pub fn mark(&self) {
         if let Some(link) = self.link(&rcu::read_lock()) {
-            link.stale.store(true, Ordering::Release);
+            // Not a plain store: see `bh::queue`.
+            link.stale.swap(true, Ordering::AcqRel);
         }
         if let Some(shared) = network() {
             bh::queue(&shared);
@@ -428,6 +437,11 @@ impl Port {
     /// The netdev's MTU, or 0 when the port is closed.
     pub fn mtu(&self) -> u32 {
         self.link(&rcu::read_lock()).map_or(0, |l| l.netdev.mtu())
+    }
+
+    /// Whether the port is open.
+    pub fn is_open(&self) -> bool {
+        self.link(&rcu::read_lock()).is_some()
     }
 
     /// Whether the port is open, and a netdev of it up with a working link.
@@ -570,21 +584,45 @@ impl Members {
         used
     }
 
-    /// Publishes a changed copy of the list.
-    fn change(&self, f: impl FnOnce(&mut KVec<Arc<Link>>) -> Result) -> Result {
-        // Changes are serialised by the list of namespaces, so the copy stays true; memory
-        // is reserved before the read lock.
+    /// Adds a link. The caller holds the list of namespaces.
+    fn add(&self, link: Arc<Link>) -> Result {
+        let mut spare = self.spare.lock();
         let len = self.list.get(&rcu::read_lock()).map_or(0, |l| l.len());
-        let mut list = KVec::with_capacity(len + 1, GFP_KERNEL)?;
-        {
-            let guard = rcu::read_lock();
-            for link in self.list.get(&guard).into_iter().flat_map(|l| l.iter()) {
-                let _ = list.push_within_capacity(link.clone());
-            }
-        }
-        f(&mut list)?;
-        drop(self.list.set(Some(KBox::new(list, GFP_KERNEL)?)));
+        let mut list = match spare.take_if(|spare| spare.capacity() > len) {
+            Some(list) => list,
+            None => KBox::new(KVec::with_capacity(len + 1, GFP_KERNEL)?, GFP_KERNEL)?,
+        };
+        self.copy_to(&mut list);
+        let _ = list.push_within_capacity(link);
+        self.publish(&mut spare, Some(list));
         Ok(())
+    }
+
+    /// Takes away the links that are closed. The caller holds the list of namespaces.
+    fn take_closed(&self) {
+        let mut spare = self.spare.lock();
+        let mut list = spare.take();
+        if let Some(list) = &mut list {
+            self.copy_to(list);
+        }
+        self.publish(&mut spare, list);
+    }
+
+    /// Copies the links that are not closed to `list`, which is empty and has room for them.
+    fn copy_to(&self, list: &mut KVec<Arc<Link>>) {
+        let guard = rcu::read_lock();
+        let links = self.list.get(&guard).into_iter().flat_map(|l| l.iter());
+        for link in links.filter(|l| !l.closed.load(Ordering::Relaxed)) {
+            let _ = list.push_within_capacity(link.clone());
+        }
+    }
+
+    /// Publishes `list` and keeps the memory of the old one.
+    fn publish(&self, spare: &mut Option<Links>, list: Option<Links>) {
+        *spare = self.list.set(list);
+        if let Some(spare) = spare {
+            spare.clear();
+        }
     }
 
     /// Which device a packet belongs to. With one device there is no question. Otherwise

@@ -20,7 +20,7 @@ use crate::{
         ib_dv::{Arguments, Method},
         ib_planes::Change,
         ids::Ids,
-        net::{NetDev, NetdevEvent},
+        net::{NetDev, NetId, NetdevEvent},
         restrack::Details,
     },
     mem,
@@ -106,10 +106,12 @@ pub struct Driver(Arc<DeviceInner>);
 struct NetClient(Arc<DeviceInner>);
 
 impl DeviceInner {
-    /// Makes a device over `netdev` and opens its port: packets may come at once.
+    /// Makes a device over `netdev`, which is in the namespace `net`, and opens its port: packets
+    /// may come at once.
     pub(super) fn open(
         back: Arc<Back<bindings::ib_device>>,
         netdev: &NetDev,
+        net: NetId,
         guid: u64,
         params: Params,
     ) -> Result<Driver> {
@@ -143,7 +145,7 @@ impl DeviceInner {
         // From here on dropping the driver closes what is open.
         let driver = Driver(inner.clone());
         let client = Arc::new(NetClient(inner.clone()), GFP_KERNEL)?;
-        inner.port.open(netdev.clone(), client)?;
+        inner.port.open(netdev.clone(), net, client)?;
         Ok(driver)
     }
 
@@ -288,6 +290,10 @@ impl Client for NetClient {
         }
     }
 
+    fn closed(&self) {
+        self.0.table.forget_routes();
+    }
+
     fn planes_changed(&self) {
         self.0.table.planes_changed();
     }
@@ -307,6 +313,10 @@ impl Operations for Driver {
 
     fn module() -> &'static ThisModule {
         ::kernel::module::this_module::<crate::Metaroce>()
+    }
+
+    fn has_netdev(&self) -> bool {
+        self.0.port.is_open()
     }
 
     fn query_device(&self) -> DeviceAttr {

@@ -21,7 +21,7 @@
 //! | the netdev has a device already, or is a plane of one | EEXIST |
 //! | the name is in use | ENFILE (from the RDMA core) |
 //! | another program has the UDP port | EADDRINUSE |
-//! | the netdev is going, or the module | ENODEV |
+//! | the netdev is going, also to another namespace, or the module is | ENODEV |
 //! | no memory | ENOMEM |
 //!
 //! Of a name in use and a netdev that does not exist `rdma` may speak by itself, before the
@@ -87,8 +87,8 @@ impl Link for Driver {
             return Err(EEXIST);
         }
         let guid = node_guid(netdev.mac(), netdev.index());
-        ib::add_link::<Driver>(netdev, name, guid, |back| {
-            DeviceInner::open(back, netdev, guid, params)
+        ib::add_link::<Driver>(netdev, name, guid, |back, net| {
+            DeviceInner::open(back, netdev, net, guid, params)
         })
         .inspect_err(|e| {
             // Of the UDP port the network has told already.
