@@ -31,6 +31,13 @@ const MEMORY: usize = 32;
 const ROUND: usize = 50_000;
 /// Packets that a driver holds for a connection.
 const HELD: usize = 32;
+/// Questions in a row without a packet after which a driver rests: what one stream may not send
+/// now, another one may.
+const ASKED: usize = 2;
+/// After so many there is nothing to send at this time: one that finds nothing although there is
+/// something has taken a path out of those with losses, or 256 stale packets out of those that a
+/// path (of 8 at the most) has given up, or ended a rescue.
+const ASKED_OUT: usize = 32;
 
 /// A packet under way: the payload's bytes do not matter here, only how many.
 #[derive(Clone)]
@@ -317,7 +324,15 @@ impl End {
     }
 
     /// Does what the core wants, as a driver does in one round; packets go to `out`.
-    fn drain(&mut self, now: Time, out: &mut VecDeque<Sent>, memory: &mut VecDeque<Sent>) {
+    /// Ends after `asked` questions for a packet in a row without one; whether there is more room
+    /// for packets now than there was then.
+    fn drain(
+        &mut self,
+        now: Time,
+        asked: usize,
+        out: &mut VecDeque<Sent>,
+        memory: &mut VecDeque<Sent>,
+    ) -> bool {
         let mut tx = Transmit::new();
         for round in 0.. {
             assert!(round < ROUND, "it never comes to rest");
@@ -325,8 +340,7 @@ impl End {
                 self.event(now, e);
                 continue;
             }
-            // What one stream may not send now, another one may: asked twice.
-            if !self.core.poll_transmit(now, &mut tx) && !self.core.poll_transmit(now, &mut tx) {
+            if !self.has_packet(now, asked, &mut tx) {
                 break;
             }
             let sent = self.sent(&tx);
@@ -336,10 +350,17 @@ impl End {
             memory.push_back(sent.clone());
             push(out, sent.header, sent.payload);
         }
-        if let Some(n) = self.core.wants_records() {
+        let wanted = self.core.wants_records();
+        if let Some(n) = wanted {
             let more = Connection::records(self.core.path_count(), n).expect("memory");
             drop(self.core.grow(more));
         }
+        wanted.is_some()
+    }
+
+    /// Asks for a packet up to `asked` times.
+    fn has_packet(&mut self, now: Time, asked: usize, tx: &mut Transmit) -> bool {
+        (0..asked).any(|_| self.core.poll_transmit(now, tx))
     }
 
     fn sent(&self, tx: &Transmit) -> Sent {
@@ -560,9 +581,13 @@ impl World {
     }
 
     fn drain(&mut self, i: usize) {
+        self.drain_asking(i, ASKED);
+    }
+
+    fn drain_asking(&mut self, i: usize, asked: usize) -> bool {
         let [a, b] = &mut self.wire;
         let out = if i == 0 { b } else { a };
-        self.ends[i].drain(self.now, out, &mut self.memory[i]);
+        self.ends[i].drain(self.now, asked, out, &mut self.memory[i])
     }
 
     fn deliver(&mut self, i: usize, ce: bool) {
@@ -632,7 +657,7 @@ impl World {
         if kind < 8 && header[8..16] == own.to_be_bytes() {
             return;
         }
-        self.drain(i);
+        while self.drain_asking(i, ASKED_OUT) {}
         let before = self.ends[i].standing();
         let sent = Sent {
             header: header.clone(),
@@ -645,21 +670,29 @@ impl World {
             before,
             "an off-path packet has changed it"
         );
-        assert!(answers.len() <= 1);
-        self.wire[1 - i].extend(answers);
-        // What it makes the host send at once is not more than what came. Data is no answer: it
-        // goes whenever it may, and some path's turn may come at the third question only.
+        // It makes the host send a Cookie or a refusal, once and not longer than what came, and
+        // nothing else: all the rest has gone before.
         let mut tx = Transmit::new();
-        if kind >= 8 && self.ends[i].core.poll_transmit(self.now, &mut tx) {
-            let (out, came) = (usize::from(tx.header_len), sent.header.len());
-            let answer = tx.header[0] & 0xf;
-            assert!(
-                answer == Type::Data as u8 || out <= came + sent.payload as usize,
-                "{out} bytes of type {answer} answer {came} of type {kind}",
-            );
-            let answer = self.ends[i].sent(&tx);
-            self.wire[1 - i].push_back(answer);
+        if self.ends[i].has_packet(self.now, ASKED_OUT, &mut tx) {
+            answers.push_back(self.ends[i].sent(&tx));
+            let more = self.ends[i].has_packet(self.now, ASKED_OUT, &mut tx);
+            assert!(!more, "type {} as well answers type {kind}", tx.header[0]);
         }
+        assert!(answers.len() <= 1, "two answers to type {kind}");
+        for answer in &answers {
+            let (out, came) = (answer.header.len(), sent.header.len());
+            let answer_is = answer.header[0] & 0xf;
+            let stateless = [Type::Cookie, Type::Refuse, Type::Unknown];
+            assert!(
+                stateless.iter().any(|t| *t as u8 == answer_is) && answer.payload == 0,
+                "type {answer_is} answers type {kind}"
+            );
+            assert!(
+                out <= came + sent.payload as usize,
+                "{out} bytes of type {answer_is} answer {came} of type {kind}",
+            );
+        }
+        self.wire[1 - i].extend(answers);
     }
 
     fn step(&mut self, pick: &mut Pick<'_>) {
