@@ -337,7 +337,8 @@ struct Arrival {
 
 /// What the connection's lock guards.
 struct State {
-    core: Connection,
+    /// In memory of its own: it is too large to pass through the stack again and again.
+    core: os::Box<Connection>,
     /// The QP of each stream.
     qps: os::Vec<Option<Arc<QpInner>>>,
     held: Held,
@@ -409,6 +410,8 @@ struct Batch {
 }
 
 impl Batch {
+    /// Out of line, as [`Conn::new`].
+    #[inline(never)]
     fn new() -> Result<os::Box<Self>> {
         Ok(os::try_box(Self {
             slots: os::Vec::from_fn(BATCH, |_| Slot {
@@ -659,8 +662,16 @@ fn reply_without_state(device: &Arc<DeviceInner>, packet: &Packet<'_>, skb: &Skb
 }
 
 impl Conn {
-    /// Out of line: what passes through its frame is large, and where softirqs are switched on
-    /// again they run on top of the caller's.
+    /// A connection's core. Out of line: it passes through this frame, and where softirqs are
+    /// switched on again they run on top of the caller's.
+    #[inline(never)]
+    fn new_core(config: &connection::Config, ids: connection::Ids) -> Result<os::Box<Connection>> {
+        Ok(os::try_box_with(|| {
+            Connection::new(config, ids, net::now())
+        })?)
+    }
+
+    /// Out of line for the same reason.
     #[inline(never)]
     fn new(
         device: &Arc<DeviceInner>,
@@ -675,9 +686,8 @@ impl Conn {
             remote_gid: key.remote,
             dscp: key.dscp,
         };
-        let core = Connection::new(&device.connection_config(&flow, paths), ids, net::now())?;
         let state = State {
-            core,
+            core: Self::new_core(&device.connection_config(&flow, paths), ids)?,
             qps: os::Vec::new(),
             held: Held {
                 packets: os::Vec::with_capacity(HELD)?,
