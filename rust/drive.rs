@@ -58,6 +58,7 @@
 
 #![forbid(unsafe_code)]
 
+pub use crate::proto::directory::Key;
 use crate::{
     kernel_ext::{
         bh::{self, BhWork},
@@ -73,6 +74,7 @@ use crate::{
             Time, Token, Transmit,
         },
         connection::{self, Connection},
+        directory::{Directory, Named, Room, INDEX_BITS, INDEX_MASK},
         stream,
         wire::{self, Body, Packet, PlaneAddress, Type, PLANES_MAX},
     },
@@ -134,28 +136,6 @@ const ANSWERS_AT_ONCE: Time = 256;
 /// WQEs copied from a ring in one locked round.
 const FETCH: usize = 64;
 
-/// What a connection is found by: two endpoints and a traffic class.
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub struct Key {
-    /// GID of the local end.
-    pub local: [u8; 16],
-    /// GID of the remote end.
-    pub remote: [u8; 16],
-    /// Differentiated services code point, 6 bits.
-    pub dscp: u8,
-}
-
-impl From<wire::HandshakeKey> for Key {
-    /// As the receiver of the packet sees it.
-    fn from(key: wire::HandshakeKey) -> Self {
-        Self {
-            local: key.destination,
-            remote: key.source,
-            dscp: key.dscp,
-        }
-    }
-}
-
 /// The connections of a device.
 #[pin_data]
 pub struct Table {
@@ -173,24 +153,34 @@ pub struct Table {
 }
 
 struct Slots {
-    conns: os::Vec<Option<Arc<Conn>>>,
+    conns: Directory<Arc<Conn>>,
     /// No further connections: the device goes.
     closed: bool,
 }
 
-/// Bits of a connection id that are its index in the table; the others are random.
-const INDEX_BITS: u32 = 24;
-const INDEX_MASK: u64 = (1 << INDEX_BITS) - 1;
+impl Named for Arc<Conn> {
+    fn id(&self) -> u64 {
+        self.cid
+    }
+
+    fn key(&self) -> &Key {
+        &self.key
+    }
+}
 
 impl Table {
     /// An empty table.
     pub fn new() -> impl PinInit<Self> {
+        let hash_key = u128::from(net::random_u64()) << 64 | u128::from(net::random_u64());
         pin_init!(Self {
             answers: AtomicU64::new(0),
             made: AtomicU64::new(0),
             living: AtomicUsize::new(0),
             connecting <- new_mutex!(()),
-            slots <- new_spinlock!(Slots { conns: os::Vec::new(), closed: false }),
+            slots <- new_spinlock!(Slots {
+                conns: Directory::new(hash_key.to_ne_bytes()),
+                closed: false,
+            }),
         })
     }
 
@@ -207,19 +197,11 @@ impl Table {
     }
 
     fn by_id(&self, cid: u64) -> Option<Arc<Conn>> {
-        let slots = self.slots.lock();
-        let conn = slots.conns.get((cid & INDEX_MASK) as usize)?.as_ref()?;
-        (conn.cid == cid).then(|| conn.clone())
+        self.slots.lock().conns.by_id(cid).cloned()
     }
 
     fn by_key(&self, key: &Key) -> Option<Arc<Conn>> {
-        let slots = self.slots.lock();
-        slots
-            .conns
-            .iter()
-            .flatten()
-            .find(|c| c.key == *key)
-            .cloned()
+        self.slots.lock().conns.by_key(key).cloned()
     }
 
     /// Calls `f` for each connection, unlocked.
@@ -229,10 +211,10 @@ impl Table {
             let next = {
                 let _bh = bh::disable();
                 let slots = self.slots.lock();
-                if i >= slots.conns.len() {
+                if i >= slots.conns.places() {
                     return;
                 }
-                slots.conns.get(i).and_then(|c| c.clone())
+                slots.conns.at(i).cloned()
             };
             if let Some(conn) = next {
                 f(&conn);
@@ -246,11 +228,8 @@ impl Table {
         conn.flow.forget_routes();
         let taken = {
             let _bh = bh::disable();
-            let mut slots = self.slots.lock();
-            match slots.conns.get_mut((conn.cid & INDEX_MASK) as usize) {
-                Some(slot) if slot.as_ref().is_some_and(|c| c.cid == conn.cid) => slot.take(),
-                _ => None,
-            }
+            let taken = self.slots.lock().conns.remove(conn.cid);
+            taken
         };
         if let Some(conn) = taken {
             conn.device.counters.ended(&conn.counters());
@@ -266,11 +245,12 @@ impl Table {
             let _bh = bh::disable();
             self.slots.lock().closed = true;
         }
+        let mut from = 0;
         loop {
             let conn = {
                 let _bh = bh::disable();
-                let mut slots = self.slots.lock();
-                slots.conns.iter_mut().find_map(|c| c.take())
+                let taken = self.slots.lock().conns.take_from(&mut from);
+                taken
             };
             let Some(conn) = conn else { break };
             conn.stop();
@@ -379,7 +359,8 @@ struct Arrival {
 
 /// What the connection's lock guards.
 struct State {
-    core: Connection,
+    /// In memory of its own: it is too large to pass through the stack again and again.
+    core: os::Box<Connection>,
     /// The QP of each stream.
     qps: os::Vec<Option<Arc<QpInner>>>,
     held: Held,
@@ -451,6 +432,8 @@ struct Batch {
 }
 
 impl Batch {
+    /// Out of line, as [`Conn::new`].
+    #[inline(never)]
     fn new() -> Result<os::Box<Self>> {
         Ok(os::try_box(Self {
             slots: os::Vec::from_fn(BATCH, |_| Slot {
@@ -701,8 +684,16 @@ fn reply_without_state(device: &Arc<DeviceInner>, packet: &Packet<'_>, skb: &Skb
 }
 
 impl Conn {
-    /// Out of line: what passes through its frame is large, and where softirqs are switched on
-    /// again they run on top of the caller's.
+    /// A connection's core. Out of line: it passes through this frame, and where softirqs are
+    /// switched on again they run on top of the caller's.
+    #[inline(never)]
+    fn new_core(config: &connection::Config, ids: connection::Ids) -> Result<os::Box<Connection>> {
+        Ok(os::try_box_with(|| {
+            Connection::new(config, ids, net::now())
+        })?)
+    }
+
+    /// Out of line for the same reason.
     #[inline(never)]
     fn new(
         device: &Arc<DeviceInner>,
@@ -717,9 +708,8 @@ impl Conn {
             remote_gid: key.remote,
             dscp: key.dscp,
         };
-        let core = Connection::new(&device.connection_config(&flow, paths), ids, net::now())?;
         let state = State {
-            core,
+            core: Self::new_core(&device.connection_config(&flow, paths), ids)?,
             qps: os::Vec::new(),
             held: Held {
                 packets: os::Vec::with_capacity(HELD)?,
@@ -1347,49 +1337,47 @@ impl Table {
         flow: Flow,
         paths: u8,
     ) -> Result<Arc<Conn>> {
-        // Only `connecting`'s holder fills slots: an empty one stays empty.
-        let (free, len) = {
+        // Only `connecting`'s holder takes places: room that was made is still there.
+        let (free, places) = {
             let _bh = bh::disable();
-            let slots = self.slots.lock();
+            let mut slots = self.slots.lock();
             if slots.closed {
                 return Err(ENODEV);
             }
-            (
-                slots.conns.iter().position(|c| c.is_none()),
-                slots.conns.len(),
-            )
+            (slots.conns.reserve(), slots.conns.places())
         };
-        let index = match free {
-            Some(i) => i,
+        let place = match free {
+            Some(place) => place,
             None => {
-                if len as u64 > INDEX_MASK {
+                if places as u64 > INDEX_MASK {
                     return Err(ENOSPC);
                 }
-                let more = (len * 2).max(16);
-                let mut bigger = os::Vec::from_fn(more, |_| None)?;
-                {
+                let room = Room::beyond(places)?;
+                let (_old, place) = {
                     let _bh = bh::disable();
                     let mut slots = self.slots.lock();
-                    for (new, old) in bigger.iter_mut().zip(slots.conns.iter_mut()) {
-                        *new = old.take();
-                    }
-                    core::mem::swap(&mut bigger, &mut slots.conns);
-                }
-                len
+                    (slots.conns.grow(room), slots.conns.reserve())
+                };
+                place.ok_or(ENOSPC)?
             }
         };
-        let cid = (net::random_u64() & !INDEX_MASK) | index as u64;
-        let conn = Conn::new(device, cid, key, flow, paths)?;
+        let cid = (net::random_u64() & !INDEX_MASK) | u64::from(place);
+        let conn = match Conn::new(device, cid, key, flow, paths) {
+            Ok(conn) => conn,
+            Err(e) => {
+                let _bh = bh::disable();
+                self.slots.lock().conns.give_back(place);
+                return Err(e);
+            }
+        };
         {
             let _bh = bh::disable();
             let mut slots = self.slots.lock();
             if slots.closed {
                 return Err(ENODEV);
             }
-            match slots.conns.get_mut(index) {
-                Some(slot) => *slot = Some(conn.clone()),
-                None => return Err(ENOSPC),
-            }
+            // The place is reserved for it.
+            slots.conns.insert(conn.clone()).map_err(|_| ENOSPC)?;
         }
         conn.update_planes();
         Ok(conn)

@@ -223,33 +223,37 @@ case04_unloads_after_one_end_crashed() {
     done
 }
 
-# Connections without QPs end after a while. In that very moment the module goes: no timer and no
-# work of what has left the device's table may be left behind.
+# Connections without QPs part after four seconds. In that very moment the module goes: no timer and
+# no work of what has left the device's table may be left behind.
 unload_as_connections_part() {
-    local i last quiet
+    local i last since
     for ((i = 0; i < ${PARTINGS:-4}; i++)); do
         modprobe "$KIND"
         add
         traffic write_bw
         kill_ends
-        last='' quiet=0
-        busywait 30 silent
-        busywait 30 speaks
+        last='' since=$SECONDS
+        busywait 30 parting
         rmmod "$KIND" || { echo "the module does not unload"; return 1; }
         clean_kernel
     done
 }
-sent() { for n in a b; do on $n cat /sys/class/infiniband/lc$n/ports/1/hw_counters/sent_pkts; done; }
-# Nothing has been sent at the last ten looks.
-silent() {
-    local now
-    now=$(sent)
-    if [ "$now" = "$last" ]; then quiet=$((quiet + 1)); else quiet=0; fi
-    last=$now
-    [ $quiet -ge 10 ]
+# UDP packets that have come, of every kind (sent_pkts of the device is data alone).
+heard() {
+    for n in a b; do
+        on $n awk '$1 == "Udp:" && $2 ~ /^[0-9]/ || $1 == "Udp6InDatagrams" { print $2 }' /proc/net/snmp /proc/net/snmp6
+    done
 }
-# After the silence comes the end.
-speaks() { [ "$(sent)" != "$last" ]; }
+# parting: a packet has come after a second of silence, at least: one asks the other to close. (What is
+# to be said about QPs that are gone is said at once.)
+parting() {
+    local now
+    now=$(heard)
+    [ "$now" != "$last" ] || return 1
+    if [ -n "$last" ] && [ $((SECONDS - since)) -ge 2 ]; then return 0; fi
+    last=$now since=$SECONDS
+    return 1
+}
 
 # Rings count for the control group of the program that has them, and go with it.
 rings_are_charged() {
@@ -330,7 +334,7 @@ gid6() {
         exit 1'
 }
 
-# unload_as_connections_part is run by name only: it has not seen connections part within its time.
+# unload_as_connections_part is run by name only: what it waits for was changed and has not run yet.
 cases=(rounds unload_under_open_contexts unload_under_an_idle_context case05_killed_while_resending
     case04_unloads_after_one_end_crashed rings_are_charged added_while_the_netdev_moves
     namespace_ends_under_ipv6)

@@ -46,6 +46,11 @@ suites! {
         a_fixed_window_stays,
         pacing,
     }
+    metaroce_directory: directory in crate::proto::directory::tests {
+        against_a_list,
+        a_lookup_among_4000_is_no_longer,
+        a_reserved_place_is_kept,
+    }
     metaroce_path_bits: path_bits in crate::proto::path::bits::tests {
         against_sets,
     }

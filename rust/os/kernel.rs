@@ -18,6 +18,13 @@ pub fn try_box<T>(value: T) -> Result<Box<T>, AllocError> {
     KBox::new(value, GFP_KERNEL_ACCOUNT)
 }
 
+/// Moves what `make` makes to the heap. The memory is there before: a large value passes through the
+/// stack once.
+pub fn try_box_with<T>(make: impl FnOnce() -> Result<T, AllocError>) -> Result<Box<T>, AllocError> {
+    let memory = Box::<T>::new_uninit(GFP_KERNEL_ACCOUNT)?;
+    Ok(memory.write(make()?))
+}
+
 /// The vector below [`super::Vec`].
 pub struct RawVec<T>(KVVec<T>);
 

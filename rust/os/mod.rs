@@ -12,9 +12,9 @@ mod kernel;
 mod user;
 
 #[cfg(MODULE)]
-pub use self::kernel::{try_box, AllocError, Box, RawVec};
+pub use self::kernel::{try_box, try_box_with, AllocError, Box, RawVec};
 #[cfg(not(MODULE))]
-pub use self::user::{try_box, AllocError, Box, RawVec};
+pub use self::user::{try_box, try_box_with, AllocError, Box, RawVec};
 
 use core::ops::{Deref, DerefMut};
 

@@ -18,6 +18,11 @@ pub fn try_box<T>(value: T) -> Result<Box<T>, AllocError> {
     Ok(Box::new(value))
 }
 
+/// Moves what `make` makes to the heap.
+pub fn try_box_with<T>(make: impl FnOnce() -> Result<T, AllocError>) -> Result<Box<T>, AllocError> {
+    Ok(Box::new(make()?))
+}
+
 /// The vector below [`super::Vec`].
 pub struct RawVec<T>(std::vec::Vec<T>);
 

@@ -10,6 +10,7 @@
 //! | [`api`] | the seam to the driver: events, actions, the host's callbacks |
 //! | [`wire`] | bytes to headers and back; the only place that knows the format |
 //! | [`connection`] | endpoint pair: handshake, spraying, acknowledgement, timers |
+//! | [`directory`] | the connections of a device, by id and by ends |
 //! | [`path`] | one path: numbers sent and received, loss, health |
 //! | [`recovery`] | round-trip times and margins |
 //! | [`congestion`] | windows, pacing, the receiver's shares |
@@ -20,6 +21,7 @@
 pub mod api;
 pub mod congestion;
 pub mod connection;
+pub mod directory;
 #[cfg(any(test, CONFIG_KUNIT = "y"))]
 pub(crate) mod pair;
 pub mod path;

@@ -45,7 +45,7 @@ pub mod features {
 }
 
 /// SipHash-2-4 of words, keyed with 16 bytes.
-pub(super) fn keyed_hash(key: &[u8; 16], words: &[u64]) -> u64 {
+pub(in crate::proto) fn keyed_hash(key: &[u8; 16], words: &[u64]) -> u64 {
     let (a, b) = key.split_at(8);
     let read = |s: &[u8]| s.iter().rev().fold(0u64, |v, x| v << 8 | u64::from(*x));
     let (k0, k1) = (read(a), read(b));
@@ -88,7 +88,8 @@ pub(super) fn keyed_hash(key: &[u8; 16], words: &[u64]) -> u64 {
     v.iter().fold(0, |x, y| x ^ y)
 }
 
-fn gid_words(g: &[u8; 16]) -> [u64; 2] {
+/// A GID as words for [`keyed_hash`].
+pub(in crate::proto) fn gid_words(g: &[u8; 16]) -> [u64; 2] {
     let (a, b) = g.split_at(8);
     let read = |s: &[u8]| s.iter().fold(0u64, |v, x| v << 8 | u64::from(*x));
     [read(a), read(b)]

@@ -32,6 +32,8 @@ pub use self::streams::Spare;
 pub use self::telemetry::{Counters, PathInfo};
 pub use super::path::Health;
 
+pub(super) use self::handshake::{gid_words, keyed_hash};
+
 use self::handshake::{Answer, Attempt};
 use self::planes::{Inbound, Plane, Roster};
 use self::streams::{List, Streams};

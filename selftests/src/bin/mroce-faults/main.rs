@@ -308,7 +308,7 @@ fn main() {
         });
     }
     // What the kernel makes for the processes below is told by this name from what they cause
-    // (see qemu-test/guest).
+    // (see qemu-test/leaks).
     let _ = std::fs::write("/proc/self/comm", "faults-parent");
     let mut ktap = Ktap::new(cases.len());
     let name_of = device.name.clone().unwrap_or_default();
