@@ -13,7 +13,6 @@ set -uo pipefail
 cd "$(dirname "$0")" || exit
 . ./lib.sh
 PORT=4795 # UDP port of the transport
-: "${SEED:=$((EPOCHSECONDS % 30000))}"
 # What rdma says of an errno.
 EINVAL='Invalid argument' EEXIST='File exists' ENFILE='Too many open files in system' EADDRINUSE='Address already in use'
 
@@ -107,7 +106,7 @@ flow() {
     before=$(figure 2 path0_tx_bytes)
     ip netns exec st1 mroce-bench --dev "$(device 1)" --gid "$(gid 1)" --listen 18515 --wait 5 >/tmp/st.server 2>&1 &
     listener=$!
-    ip netns exec st2 mroce-bench --dev "$(device 2)" --gid "$(gid 2)" --connect 10.99.0.1 --tests write_bw --seconds "$1" --wait "${FLOW_WAIT:-5}" --timeout "${QP_TIMEOUT:-14}" >/tmp/st.client 2>&1 &
+    ip netns exec st2 mroce-bench --dev "$(device 2)" --gid "$(gid 2)" --connect 10.99.0.1 --tests write_bw --seconds "$1" --wait 5 --timeout "${QP_TIMEOUT:-14}" >/tmp/st.client 2>&1 &
     client=$!
     busywait 10 more 2 path0_tx_bytes "$before" || { cat /tmp/st.server /tmp/st.client; return 1; }
 }
@@ -272,46 +271,6 @@ case04_unloads_after_a_crash() {
 }
 unload() { ! grep -q "^$KIND " /proc/modules || rmmod "$KIND"; }
 
-# Timers of retransmission against the end of a process: half of the data is lost, or all of it, or
-# all acknowledgements, and while it is sent again the end that sends is killed, or the other one first.
-case05_killed_in_mid_retransmission() {
-    local round side loss times before victims
-    # Here: a shell begins its random numbers anew.
-    RANDOM=$SEED
-    echo "seed $SEED"
-    up
-    both_devices
-    for round in 0 1 2 3 4 5; do
-        case $((round % 3)) in
-            0) side=2 loss=50% times=4 ;;
-            # When nothing comes through, probes soon take the place of the data.
-            1) side=2 loss=100% times=1 ;;
-            2) side=1 loss=100% times=1 ;;
-        esac
-        QP_TIMEOUT=20 FLOW_WAIT=60 flow 60 # goes on for 34 s without an answer
-        tc -n st$side qdisc add dev eth0 root netem loss $loss limit 10000
-        while [ $times != 0 ]; do
-            before=$(figure 2 retransmits)
-            busywait 10 more 2 retransmits "$before" || { echo "round $round, $times more"; cat /tmp/st.client; return 1; }
-            times=$((times - 1))
-        done
-        sleep "0.0$((RANDOM % 90 + 10))" # another moment each time
-        victims=("$client" "$listener")
-        [ "$round" -lt 3 ] || victims=("$listener" "$client")
-        kill -0 "${victims[@]}" || { echo "round $round: an end had ended before"; cat /tmp/st.client /tmp/st.server; return 1; }
-        # The second one may end by itself when the first one is gone.
-        kill -KILL "${victims[0]}"
-        wait "${victims[0]}" 2>/dev/null || :
-        kill -KILL "${victims[1]}" 2>/dev/null || :
-        wait "${victims[1]}" 2>/dev/null || :
-        tc -n st$side qdisc delete dev eth0 root
-    done
-    busywait 10 no_qps st1
-    busywait 10 no_qps st2
-    traffic 2 --suites many_qps,random
-    down
-}
-no_qps() { ! ip netns exec "$1" rdma resource show qp | has pid; }
 
 case11_full_qdisc() {
     up
