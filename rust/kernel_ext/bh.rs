@@ -93,7 +93,7 @@ pub fn queue<T: BhWork>(object: &Arc<T>) {
 /// Takes `object`'s item, if it is queued and has not begun, to another CPU, which `hint` chooses,
 /// if there is another. Softirqs are off.
 pub fn move_elsewhere<T: BhWork>(object: &Arc<T>, hint: u32) {
-    let cpu = other_cpu(hint);
+    let Some(cpu) = other_cpu(hint) else { return };
     let work = object.item().work.get();
     // SAFETY: the item was initialised at creation; this does not wait for one that runs.
     if !unsafe { bindings::cancel_work(work) } {
@@ -109,20 +109,16 @@ pub fn move_elsewhere<T: BhWork>(object: &Arc<T>, hint: u32) {
     }
 }
 
-/// A CPU that is online, another than this one when there is another, chosen by `hint`. Softirqs
-/// are off: a CPU that goes waits until this one has ended its own.
-fn other_cpu(hint: u32) -> u32 {
+/// Another CPU than this one that is online, chosen by `hint`; `None`: that one is not, or there is
+/// no other. Softirqs are off: a CPU that goes waits until this one has ended its own.
+fn other_cpu(hint: u32) -> Option<u32> {
     // SAFETY: plain reads.
     let (this, ids) = unsafe { (bindings::metaroce_this_cpu(), bindings::metaroce_cpu_ids()) };
     // The distance to it: 1 to `ids` - 1.
-    let step = 1 + hint.checked_rem(ids.saturating_sub(1)).unwrap_or(0);
-    let other = this.wrapping_add(step).checked_rem(ids).unwrap_or(this);
+    let step = 1 + hint.checked_rem(ids.saturating_sub(1))?;
+    let other = this.wrapping_add(step).checked_rem(ids)?;
     // SAFETY: `other` is below the number of CPU ids.
-    if unsafe { bindings::metaroce_cpu_online(other) } {
-        other
-    } else {
-        this
-    }
+    unsafe { bindings::metaroce_cpu_online(other) }.then_some(other)
 }
 
 fn hand_over<T: BhWork>(object: &Arc<T>, queue: impl FnOnce(*mut bindings::work_struct) -> bool) {
