@@ -334,7 +334,7 @@ gid6() {
         exit 1'
 }
 
-# unload_as_connections_part is run by name only: what it waits for was changed and has not run yet.
+# unload_as_connections_part is run by name only: it has not seen connections part within its time.
 cases=(rounds unload_under_open_contexts unload_under_an_idle_context case05_killed_while_resending
     case04_unloads_after_one_end_crashed rings_are_charged added_while_the_netdev_moves
     namespace_ends_under_ipv6)

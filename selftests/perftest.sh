@@ -135,7 +135,8 @@ attend() {
 # A bandwidth has two digits and may round to 0.00 for tiny messages on a slow machine. So the
 # rate is what has to be above 0 (six digits, of millions a second), and the average has to be
 # what size and rate give. Where perftest says that it found no steady clock ("Correlation
-# coefficient", in machines that share their processors), it prints 0 for the next row. A server prints all that but the peak, the last row alone, or nothing.
+# coefficient", in machines that share their processors), it prints 0 for the next row, and for no
+# other. A server prints all that but the peak, the last row alone, or nothing.
 # pingpong: both of its results.
 judge() {
     awk -v command="$1" -v host="$HOST" '
@@ -158,8 +159,8 @@ judge() {
             if (!number($(NF - 1)) || $(NF - 1) == 0) wrong("no result")
         }
         /^ *#bytes/ { table = /MsgRate/ ? "bandwidth" : /t_avg/ ? "latency" : "unknown" }
-        # Behind a row: perftest does not trust the clock it has measured for the next one.
-        sub(/Correlation coefficient.*/, "") { no_clock = 2 }
+        # Often at the end of a row: perftest does not trust the clock it has measured for the next.
+        { distrust = sub(/Correlation coefficient.*/, "") }
         table && /^ *[0-9-]/ && !/---/ {
             rows++
             if (NF != (table == "bandwidth" ? 5 : 9)) wrong("unknown columns")
@@ -176,8 +177,9 @@ judge() {
                 if ((off < 0 ? -off : off) > 0.01 * $4 + 0.01 + 0.000001 * unit) wrong("average and rate do not fit")
                 if (host != 1 && $3 < 0.99 * $4 - 0.01) wrong("peak below average")
             } else for (i = 3; i <= 6; i++) if ($i == 0 && !no_clock) wrong("no time at all")
-            if (no_clock) no_clock--
+            no_clock = 0
         }
+        distrust { no_clock = 1 }
         END {
             if (rows != wanted && !(host == 1 && !pingpong && rows == 0)) {
                 printf "%d results instead of %d\n", rows, wanted
