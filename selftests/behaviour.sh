@@ -65,15 +65,6 @@ gid() {
     [ "${FAMILY:-4}" = 4 ] || bytes=fd99:0000:0000:0000:0000:0000:0000:000$1
     gid_of "st$1" "$(device "$1")" "$bytes"
 }
-gid_of() {
-    ip netns exec "$1" bash -c '
-        for f in /sys/class/infiniband/'"$2"'/ports/1/gids/*; do
-            n=${f##*/}
-            [ "$(cat $f)" = "'"$3"'" ] || continue
-            [ "$(cat /sys/class/infiniband/'"$2"'/ports/1/gid_attrs/types/$n 2>/dev/null)" = "RoCE v2" ] && echo $n && exit 0
-        done
-        exit 1'
-}
 both_devices() {
     add 1 "${1:-eth0}" && add 2 "${1:-eth0}" || { echo "rdma link add failed"; return 1; }
     busywait 5 ready 1

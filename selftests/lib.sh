@@ -105,3 +105,15 @@ median() { sort -g | awk '{ v[NR] = $1 } END { if (NR) print (NR % 2) ? v[(NR + 
 
 # value KEY: that value of the RESULT lines on stdin.
 value() { sed -n "s/^RESULT .*[ ]$1=\([^ ]*\).*/\1/p"; }
+
+# gid_of NS DEVICE BYTES: in that namespace, the index of the device's RoCE v2 GID of these bytes,
+# written as sysfs does.
+gid_of() {
+    ip netns exec "$1" bash -c '
+        cd "/sys/class/infiniband/$1/ports/1" || exit
+        for f in gids/*; do
+            [ "$(cat "$f")" = "$2" ] || continue
+            [ "$(cat "gid_attrs/types/${f#gids/}" 2>/dev/null)" = "RoCE v2" ] && echo "${f#gids/}" && exit 0
+        done
+        exit 1' gid_of "$2" "$3"
+}

@@ -325,13 +325,7 @@ namespace_ends_under_ipv6() {
 address6() { if [ "$1" = a ]; then echo fd95::1; else echo fd95::2; fi; }
 # gid6 NS: index of the GID of the IPv6 address.
 gid6() {
-    on "$1" bash -c '
-        cd /sys/class/infiniband/lc'"$1"'/ports/1
-        for f in gids/*; do
-            [ "$(cat $f)" = "fd95:0000:0000:0000:0000:0000:0000:000'"$([ "$1" = a ] && echo 1 || echo 2)"'" ] || continue
-            [ "$(cat gid_attrs/types/${f#gids/} 2>/dev/null)" = "RoCE v2" ] && echo ${f#gids/} && exit 0
-        done
-        exit 1'
+    gid_of "lc-$1" "lc$1" "fd95:0000:0000:0000:0000:0000:0000:000$([ "$1" = a ] && echo 1 || echo 2)"
 }
 
 # unload_as_connections_part is run by name only: it has not seen connections part within its time.

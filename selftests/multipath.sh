@@ -89,13 +89,7 @@ trap 'down; rm -rf "$work"' EXIT
 
 # gid NS DEVICE ADDRESS-IN-HEX: index of the RoCE v2 GID of an IPv4 address.
 gid() {
-    on "$1" bash -c '
-        cd /sys/class/infiniband/'"$2"'/ports/1
-        for f in gids/*; do
-            [ "$(cat $f)" = "0000:0000:0000:0000:0000:ffff:'"$3"'" ] || continue
-            [ "$(cat gid_attrs/types/${f#gids/} 2>/dev/null)" = "RoCE v2" ] && echo ${f#gids/} && exit 0
-        done
-        exit 1'
+    gid_of "mp-$1" "$2" "0000:0000:0000:0000:0000:ffff:$3"
 }
 
 # sent LEAF: bytes that the leaf has sent to each spine, in a line.

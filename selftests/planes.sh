@@ -76,13 +76,7 @@ no_link_in() { [ -z "$(links "$1")" ]; }
 gid() {
     local gid="0000:0000:0000:0000:0000:ffff:0a5e:000$(host "$1")"
     [ "${FAMILY:-4}" = 4 ] || gid="fd94:0000:0000:0000:0000:0000:0000:000$(host "$1")"
-    on "$1" bash -c '
-        cd /sys/class/infiniband/pl'"$1"'/ports/1
-        for f in gids/*; do
-            [ "$(cat $f)" = "'"$gid"'" ] || continue
-            [ "$(cat gid_attrs/types/${f#gids/} 2>/dev/null)" = "RoCE v2" ] && echo ${f#gids/} && exit 0
-        done
-        exit 1'
+    gid_of "pl-$1" "pl$1" "$gid"
 }
 
 # plane NS WHAT TEXT...: writes into a file of the device's planes; listed NS: the list.
