@@ -205,9 +205,9 @@ verified() {
 # The same without checked bytes, over one connection: verify makes new ones, and asks for an MTU.
 plain() {
     begun=$(sent)
-    ip netns exec fi-a mroce-bench --dev fia --listen 18515 --wait 60 >"$work/server" 2>&1 &
+    ip netns exec fi-a mroce-bench --dev fia --listen 18515 --timeout 19 --wait 60 >"$work/server" 2>&1 &
     server=$!
-    ip netns exec fi-b mroce-bench --dev fib --connect 10.94.0.1 --tests write_bw --seconds "$1" --wait 60 >"$work/client" 2>&1 &
+    ip netns exec fi-b mroce-bench --dev fib --connect 10.94.0.1 --tests write_bw --seconds "$1" --timeout 19 --wait 60 >"$work/client" 2>&1 &
     client=$!
     busywait 90 moving || { cat "$work/client" "$work/server"; return 1; }
 }
