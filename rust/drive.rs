@@ -65,7 +65,7 @@ use crate::{
         rcu,
         timer::{self, Timer},
     },
-    mem::{Frags, Refused},
+    mem::{Frags, Recent, Refused},
     net::{self, Flow, Leg, Skb, SkbQueue, XmitError},
     os,
     proto::{
@@ -527,7 +527,7 @@ pub fn receive(device: &Arc<DeviceInner>, skb: Skb) {
         let mut state = conn.state.lock();
         arrival.accept(&mut state, net::now());
     }
-    if arrival.copy() {
+    if arrival.copy(&mut Recent::new(&device.regions)) {
         let mut state = conn.state.lock();
         arrival.placed(&mut state, net::now());
     }
@@ -632,10 +632,10 @@ impl Arrival {
     }
 
     /// Copies the payload; no lock is held. False: there is nothing to copy.
-    fn copy(&mut self) -> bool {
+    fn copy(&mut self, regions: &mut Recent<'_>) -> bool {
         match (&self.copy, &self.skb) {
             (Some((placement, plan)), Some(skb)) => {
-                self.done = plan.copy(skb, self.skip, placement);
+                self.done = plan.copy(skb, self.skip, placement, regions);
                 true
             }
             _ => false,
@@ -890,12 +890,14 @@ impl Conn {
             }
         }
         let mut copies = false;
+        let mut regions = Recent::new(&self.device.regions);
         for arrival in batch.iter_mut() {
-            copies |= arrival.copy();
+            copies |= arrival.copy(&mut regions);
             if let Some(why) = arrival.dropped {
                 self.device.count_drop(why);
             }
         }
+        drop(regions);
         if copies {
             let mut state = self.state.lock();
             let now = net::now();
@@ -936,11 +938,14 @@ impl Conn {
 
             batch.notify.deliver();
             batch.trash.clear();
+            let mut regions = Recent::new(&self.device.regions);
             for job in batch.jobs.iter_mut() {
+                let packet = &job.packet;
                 job.done = job
                     .plan
-                    .copy(&job.packet.skb, job.packet.skip, &job.placement);
+                    .copy(&packet.skb, packet.skip, &job.placement, &mut regions);
             }
+            drop(regions);
             self.send(&mut batch);
             if batch.ended {
                 self.device.table.remove(self);
@@ -1117,6 +1122,7 @@ impl Conn {
     fn fill(&self, state: &mut State, batch: &mut Batch, now: Time) -> bool {
         let State { core, qps, .. } = state;
         batch.used = 0;
+        let mut regions = Recent::new(&self.device.regions);
         while let Some(slot) = batch.slots.get_mut(batch.used) {
             if !core.poll_transmit(now, &mut slot.tx) {
                 break;
@@ -1130,15 +1136,15 @@ impl Conn {
                     len,
                 } => qp_of(qps, stream)
                     .ok_or(Refused)
-                    .and_then(|qp| qp.send_source(wr, offset, len, &mut slot.frags)),
+                    .and_then(|qp| qp.send_source(wr, offset, len, &mut regions, &mut slot.frags)),
                 Payload::Read {
                     stream,
                     request,
                     offset,
                     len,
-                } => qp_of(qps, stream)
-                    .ok_or(Refused)
-                    .and_then(|qp| qp.read_slice(request, offset, len, &mut slot.frags)),
+                } => qp_of(qps, stream).ok_or(Refused).and_then(|qp| {
+                    qp.read_slice(request, offset, len, &mut regions, &mut slot.frags)
+                }),
             };
             match found {
                 Ok(()) => {

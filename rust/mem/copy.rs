@@ -2,7 +2,11 @@
 
 //! Copies into registered memory, and atomics on it.
 
-use super::{access, table::Region, Frags, Refused, Sge, Table};
+use super::{
+    access,
+    table::{Recent, Region},
+    Frags, Refused, Sge, Table,
+};
 use crate::{bindings, net::Skb};
 use ::core::{
     ptr::{self, NonNull},
@@ -235,7 +239,7 @@ impl Scatter {
     /// piece must belong to `pd` and be writable. `last`: as [`Region::write_last`].
     pub fn write(
         &self,
-        table: &Table,
+        regions: &mut Recent<'_>,
         pd: u64,
         len: u64,
         from: &Bytes<'_>,
@@ -248,7 +252,7 @@ impl Scatter {
             0,
             len,
             |addr, length, lkey| {
-                let region = table.get(lkey).ok_or(Refused)?;
+                let region = regions.get(lkey).ok_or(Refused)?;
                 let length = u64::from(length);
                 region.check(pd, access::LOCAL_WRITE, addr, length)?;
                 let start = at + done as usize;
@@ -318,7 +322,7 @@ pub fn check_list(
 /// Puts `[offset, offset + len)` of the message that `sges` describes into `out`, by
 /// reference. Every piece must belong to `pd`.
 pub fn gather(
-    table: &Table,
+    regions: &mut Recent<'_>,
     pd: u64,
     sges: impl Iterator<Item = Sge>,
     offset: u64,
@@ -327,7 +331,7 @@ pub fn gather(
 ) -> Result<(), Refused> {
     out.clear();
     each_part(sges, offset, len, |addr, length, lkey| {
-        let region = table.get(lkey).ok_or(Refused)?;
+        let region = regions.get(lkey).ok_or(Refused)?;
         region.check(pd, 0, addr, u64::from(length))?;
         region.gather(addr, u64::from(length), out)
     })

@@ -5,9 +5,9 @@
 //! # Who holds a region, and how deregistration waits
 //!
 //! A [`Region`] is found by its key in the device's [`Table`], under RCU, and used through
-//! a [`RegionRef`], which counts as "busy". References live for one copy or one look-up,
-//! never while something waits for the peer: a WR and a READ response look their key up
-//! again for each packet. Deregistration takes the key out of the table, marks the region
+//! a [`RegionRef`], which counts as "busy". References live for one copy or one look-up, or
+//! for one batch of packets ([`Recent`]), never while something waits for the peer: a WR and a
+//! READ response look their key up again in each batch. Deregistration takes the key out of the table, marks the region
 //! dead, sleeps until the busy count is zero, and then unpins the pages. Packets on their
 //! way out hold page references of their own (see [`Frags`]).
 //!
@@ -25,7 +25,7 @@ pub use self::{
     copy::{check_list, gather, Atomic, Bytes, Scatter, MAX_SGE},
     frags::{Frags, PageRef, MAX_INLINE},
     pinned::Pinned,
-    table::{RegionInit, Registration, Table, MAX_REGIONS},
+    table::{Recent, RegionInit, Registration, Table, MAX_REGIONS},
 };
 
 /// Rights of a region and needs of an access; the values of `enum ib_access_flags`.

@@ -176,6 +176,32 @@ impl Table {
     }
 }
 
+/// Regions by key, for a row of packets: most name the same region as the one ahead of them, which
+/// is kept in use and not looked up again. Lives as long as one batch does, like a [`RegionRef`].
+pub struct Recent<'a> {
+    table: &'a Table,
+    last: Option<RegionRef>,
+}
+
+impl<'a> Recent<'a> {
+    /// Of the regions of `table`, with none kept yet.
+    pub fn new(table: &'a Table) -> Self {
+        Self { table, last: None }
+    }
+
+    /// As [`Table::get`]. A region that is on its way out is not found any more.
+    pub fn get(&mut self, key: u32) -> Option<&Region> {
+        if !self
+            .last
+            .as_ref()
+            .is_some_and(|r| r.key == key && r.is_registered())
+        {
+            self.last = self.table.get(key);
+        }
+        self.last.as_deref()
+    }
+}
+
 #[pinned_drop]
 impl PinnedDrop for Table {
     fn drop(self: Pin<&mut Self>) {
@@ -268,6 +294,11 @@ impl Region {
     /// Address of the first byte.
     pub fn iova(&self) -> u64 {
         self.iova
+    }
+
+    /// Whether nobody has begun to deregister it.
+    fn is_registered(&self) -> bool {
+        self.state.load(Ordering::Relaxed) & DEAD == 0
     }
 
     /// Rights.

@@ -57,7 +57,7 @@ use crate::{
         ib_attr::{mask, QpAttr, QpCap, QpEvent, QpState},
         restrack::Details,
     },
-    mem::{access, Atomic, Bytes, Frags, Refused, Scatter, MAX_INLINE},
+    mem::{access, Atomic, Bytes, Frags, Recent, Refused, Scatter, MAX_INLINE},
     net::{Flow, FlowInit, Skb},
     os,
     proto::{
@@ -850,11 +850,12 @@ impl QpInner {
         wr: u32,
         offset: u32,
         len: u32,
+        regions: &mut Recent<'_>,
         out: &mut Frags,
     ) -> Result<(), Refused> {
         self.sq
             .lock()
-            .source(wr, offset, len, &self.device.regions, self.pd, out)
+            .source(wr, offset, len, regions, self.pd, out)
             .ok_or(Refused)
     }
 
@@ -891,6 +892,7 @@ impl QpInner {
         request: u32,
         offset: u32,
         len: u32,
+        regions: &mut Recent<'_>,
         out: &mut Frags,
     ) -> Result<(), Refused> {
         out.clear();
@@ -906,7 +908,7 @@ impl QpInner {
             return Err(Refused);
         }
         let va = source.va.checked_add(u64::from(offset)).ok_or(Refused)?;
-        let region = self.device.regions.get(source.rkey).ok_or(Refused)?;
+        let region = regions.get(source.rkey).ok_or(Refused)?;
         let len = u64::from(len);
         region
             .check(self.pd, access::REMOTE_READ, va, len)
@@ -1183,7 +1185,13 @@ pub struct CopyPlan {
 
 impl CopyPlan {
     /// Copies the payload, which begins at byte `skip` of `skb`. No lock is held.
-    pub fn copy(&self, skb: &Skb, skip: u32, placement: &Placement) -> Placed {
+    pub fn copy(
+        &self,
+        skb: &Skb,
+        skip: u32,
+        placement: &Placement,
+        regions: &mut Recent<'_>,
+    ) -> Placed {
         let word;
         let (from, len) = match placement.value {
             Some(value) => {
@@ -1192,7 +1200,6 @@ impl CopyPlan {
             }
             None => (Bytes::Skb(skb, skip), u64::from(placement.len)),
         };
-        let regions = &self.qp.device.regions;
         match placement.target {
             Target::Remote { va, rkey } => {
                 if self.qp.access.load(Ordering::Relaxed) & access::REMOTE_WRITE == 0 {

@@ -21,7 +21,7 @@
 use super::MAX_SGE;
 use crate::{
     bindings,
-    mem::{self, access, Frags, Scatter, Sge, Table},
+    mem::{self, access, Frags, Recent, Scatter, Sge, Table},
     proto::api::{SendWr, Status, WrOp, MAX_MESSAGE},
     queue::{Cqe, SendWqe, WorkRing, SEND_HEAD_WORDS, SGE_WORDS},
 };
@@ -283,7 +283,7 @@ impl SendQueue {
         wr: u32,
         offset: u32,
         len: u32,
-        table: &Table,
+        regions: &mut Recent<'_>,
         pd: u64,
         out: &mut Frags,
     ) -> Option<()> {
@@ -295,7 +295,7 @@ impl SendQueue {
             return out.set_bytes(part).then_some(());
         }
         mem::gather(
-            table,
+            regions,
             pd,
             sges(body, entry.count),
             u64::from(offset),

@@ -96,6 +96,17 @@ impl PathBlock {
         }
         Ok(b)
     }
+
+    /// Passes over one, and checks all that [`PathBlock::parse`] would refuse.
+    fn skip(r: &mut Reader<'_>) -> Result<(), Drop> {
+        r.u8()?;
+        let words = usize::from(r.u8()?);
+        if words > BITS_WORDS {
+            return Err(Drop::Field);
+        }
+        r.bytes(words.wrapping_mul(8).wrapping_add(PATH_BLOCK - 2))?;
+        Ok(())
+    }
 }
 
 impl StreamBlock {
@@ -211,23 +222,27 @@ pub struct AckHeader {
 pub struct Blocks<'a> {
     paths: u8,
     streams: u8,
+    /// Where the path blocks begin, and where the stream blocks do.
     r: Reader<'a>,
+    after: Reader<'a>,
 }
 
 impl<'a> Blocks<'a> {
     fn parse(r: &mut Reader<'a>, paths: u8, streams: u8) -> Result<Self, Drop> {
-        let blocks = Self {
-            paths,
-            streams,
-            r: r.clone(),
-        };
+        let begin = r.clone();
         for _ in 0..paths {
-            PathBlock::parse(r)?;
+            PathBlock::skip(r)?;
         }
+        let after = r.clone();
         for _ in 0..streams {
             StreamBlock::parse(r)?;
         }
-        Ok(blocks)
+        Ok(Self {
+            paths,
+            streams,
+            r: begin,
+            after,
+        })
     }
 
     /// The path blocks.
@@ -238,10 +253,7 @@ impl<'a> Blocks<'a> {
 
     /// The stream blocks.
     pub fn streams(&self) -> impl Iterator<Item = StreamBlock> + 'a {
-        let mut r = self.r.clone();
-        for _ in 0..self.paths {
-            let _ = PathBlock::parse(&mut r);
-        }
+        let mut r = self.after.clone();
         (0..self.streams).map_while(move |_| StreamBlock::parse(&mut r).ok())
     }
 }
