@@ -76,6 +76,8 @@ no_devices() { [ -z "$(rdma link; links st1; links st2)" ]; }
 
 # watch N: follows the asynchronous events of a device in /tmp/st.events.N; watched N EVENT [TIMES].
 watch() {
+    # What an earlier case left there is not what is waited for below.
+    rm -f "/tmp/st.events.$1"
     ip netns exec "st$1" stdbuf -oL ibv_asyncwatch -d "$(device "$1")" >"/tmp/st.events.$1" 2>&1 &
     disown # ended by down
     busywait 10 grep -q 'async event FD' "/tmp/st.events.$1"
