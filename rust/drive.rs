@@ -265,6 +265,16 @@ impl Table {
         rcu::synchronize();
     }
 
+    /// Ends every connection with a word to the peer, which need not find out by itself. The
+    /// device's QPs are gone, and the port is still open. Process context.
+    pub fn part(&self) {
+        self.for_each(|conn| {
+            let _bh = bh::disable();
+            conn.state.lock().core.close(net::now());
+            conn.run();
+        });
+    }
+
     /// Has all connections give up their routes; those that are not in the table any more have
     /// none. The port is closed: nothing is sent any more. Process context.
     pub fn forget_routes(&self) {

@@ -163,10 +163,12 @@ fn run(seed: u64) {
     sim.fabric.spines(a, b, spines, &link);
     sim.copy_time = [1, 10, 100][rng.below(3) as usize] * US;
     sim.batch_time = [0, 5, 50][rng.below(3) as usize] * US;
+    let idle = [5 * MS, 30 * S][rng.below(2) as usize];
     for h in [a, b] {
         sim.hosts[h].config.paths = paths;
         sim.hosts[h].config.path_records = [16, 64, 256][rng.below(3) as usize];
         sim.hosts[h].config.netdev_mtu = [1500, 4200, 9000][rng.below(3) as usize];
+        sim.hosts[h].config.idle = idle;
         sim.hosts[h].hold_limit = [4, 256][rng.below(2) as usize];
         sim.hosts[h].skip_crc = true;
     }

@@ -56,6 +56,8 @@ const LAST_QPN: u32 = 0xff_fffe;
 
 /// Lowest source port of paths (the dynamic range of RFC 6335).
 const PORT_BASE: u16 = 49152;
+/// Idle connections are closed after this time, ns.
+const IDLE: Time = 30_000_000_000;
 /// Outstanding packets of a path.
 const PATH_RECORDS: u16 = 256;
 /// Peers among which the inbound bandwidth is divided; further ones are not told a share.
@@ -235,6 +237,7 @@ impl DeviceInner {
             path_records: PATH_RECORDS,
             margin: MARGIN,
             batching: BATCHING,
+            idle: IDLE,
             instance: self.instance,
             secret: self.secret,
             seed: match self.params.seed {
@@ -267,9 +270,10 @@ impl DeviceInner {
 }
 
 impl Drop for Driver {
-    /// The device goes: all objects are gone. First nothing comes any more, then what works
-    /// by itself is stopped.
+    /// The device goes: all objects are gone. Peers are told, then nothing comes any more, then
+    /// what works by itself is stopped.
     fn drop(&mut self) {
+        self.0.table.part();
         self.0.port.close();
         self.0.table.shutdown();
     }

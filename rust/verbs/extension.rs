@@ -200,7 +200,8 @@ fn read(qp: &Qp, arguments: &Arguments<'_>) -> Result {
 pub fn connection_state(of: ConnectionState) -> u32 {
     match of {
         ConnectionState::Connecting => state::CONNECTING,
-        ConnectionState::Up => state::UP,
+        // One that rests is up as far as programs are concerned.
+        ConnectionState::Up | ConnectionState::Resting => state::UP,
         ConnectionState::Closing => state::CLOSING,
         ConnectionState::Closed => state::CLOSED,
         ConnectionState::Failed => state::FAILED,

@@ -279,7 +279,7 @@ impl Connection {
 
     /// When the handshake has something to send.
     pub(super) fn handshake_due(&self) -> Option<Time> {
-        if self.answer.is_some() {
+        if self.answer.is_some() || self.is_needed() {
             Some(0)
         } else {
             (self.is_attempting() && self.attempt.due != Time::MAX).then_some(self.attempt.due)
@@ -414,9 +414,14 @@ impl Connection {
                 if h.lowest > wire::VERSION {
                     return Err(Drop::Version);
                 }
-                if self.state == ConnectionState::Up && h.connection_id == self.remote_cid {
-                    // The peer still knows us: somebody else said that it did not.
-                    self.reattempt = false;
+                if self.is_life(h) {
+                    // The peer still knows us: somebody else said that it did not, or it has not
+                    // heard that we have agreed to close.
+                    if self.state == ConnectionState::Up {
+                        self.reattempt = false;
+                    } else {
+                        self.go_on(now);
+                    }
                     return Ok(());
                 }
                 self.come_up(now, h)?;
@@ -493,6 +498,13 @@ impl Connection {
         }
         self.answer = Some(Answer::Accept(*h));
         Ok(())
+    }
+
+    /// Whether the answer comes from the life of the peer that this end knows.
+    fn is_life(&self, h: &Handshake) -> bool {
+        h.connection_id == self.remote_cid
+            && h.epoch == self.peer_epoch()
+            && self.peer_instance == Some(h.instance)
     }
 
     fn come_up(&mut self, now: Time, h: &Handshake) -> Result<(), Drop> {

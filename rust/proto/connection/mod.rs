@@ -12,6 +12,7 @@
 //! | `receive` | packets in: data, acknowledgements, probes |
 //! | `transmit` | packets out: choice of what and of the path |
 //! | `timers` | silence, health of paths, stream timers |
+//! | `rest` | idle connections: closed and opened again, unseen |
 //! | `planes` | pairs of addresses, and which paths use which |
 //! | `streams` | slots and lists |
 //! | `telemetry` | counters |
@@ -21,6 +22,7 @@
 mod handshake;
 mod planes;
 mod receive;
+mod rest;
 mod streams;
 mod telemetry;
 mod timers;
@@ -36,6 +38,7 @@ pub(super) use self::handshake::{gid_words, keyed_hash};
 
 use self::handshake::{Answer, Attempt};
 use self::planes::{Inbound, Plane, Roster};
+use self::rest::Rest;
 use self::streams::{List, Streams};
 use super::api::{
     ConnectionError, Direction, Event, Fault, Host, Placed, SendWr, Status, StreamId, Time, Token,
@@ -97,6 +100,9 @@ pub struct Config {
     pub margin: Time,
     /// Time that hosts need for batching, ns; the window that a share allows covers it.
     pub batching: Time,
+    /// A connection that has been idle for so long is closed until it is needed again, ns;
+    /// 0 is never.
+    pub idle: Time,
     /// What the windows of the paths do.
     pub controller: Controller,
     /// Names the device and its life: another one after each restart. Random.
@@ -121,6 +127,7 @@ impl Config {
             path_records: 64,
             margin: 1_000_000,
             batching: 100_000,
+            idle: 30_000_000_000,
             controller: Controller::Aimd,
             instance: 0,
             secret: [0; 16],
@@ -169,6 +176,8 @@ pub enum ConnectionState {
     Connecting,
     /// Data may flow.
     Up,
+    /// Idle: closed by agreement with its QPs attached, and opened again by whatever comes next.
+    Resting,
     /// It has asked the peer to close.
     Closing,
     /// The peers have parted.
@@ -394,6 +403,7 @@ pub struct Connection {
     close_number: u32,
     close_tries: u8,
     close_due: Time,
+    rest: Box<Rest>,
     /// Since when there is no stream.
     empty_since: Time,
 
@@ -527,6 +537,7 @@ impl Connection {
             close_number: 0,
             close_tries: 0,
             close_due: Time::MAX,
+            rest: try_box(Rest::new())?,
             empty_since: now,
             event_up: false,
             event_failed: None,
@@ -639,7 +650,7 @@ impl Connection {
     ) -> Result<(StreamId, Spare), (Box<Stream>, Spare)> {
         if !matches!(
             self.state,
-            ConnectionState::Connecting | ConnectionState::Up
+            ConnectionState::Connecting | ConnectionState::Up | ConnectionState::Resting
         ) {
             return Err((stream, spare));
         }
@@ -673,7 +684,12 @@ impl Connection {
                     stream.block(Direction::Response),
                 ],
                 until: now.saturating_add(TOMBSTONE_LIFE),
-                announce: 2,
+                // While the connection rests the peer waits for nothing.
+                announce: if self.state == ConnectionState::Resting {
+                    0
+                } else {
+                    2
+                },
             };
             if let Err(t) = self.tombstones.push(tombstone) {
                 // The oldest one gives way.
@@ -950,6 +966,7 @@ impl Connection {
         self.ack.refused.clear();
         self.ack.replies.clear();
         self.begin_mtu_search(now);
+        self.watch_idleness(now);
         for i in 0..self.streams.used() as u32 {
             if let Some(slot) = self.streams.slot_mut(i) {
                 slot.ack_number = [0; 2];

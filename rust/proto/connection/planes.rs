@@ -415,6 +415,11 @@ impl Connection {
         }
     }
 
+    /// The epoch that the peer's handshake told.
+    pub(super) fn peer_epoch(&self) -> u16 {
+        self.roster.peer_epoch
+    }
+
     /// The peer is to hear of the own planes.
     fn announce(&mut self, now: Time) {
         let r = &mut self.roster;

@@ -75,6 +75,9 @@ impl Connection {
             Some(_) => {}
         }
         if !matches!(self.state, ConnectionState::Up | ConnectionState::Closing) {
+            if self.state == ConnectionState::Resting {
+                return self.receive_resting(now, packet);
+            }
             self.peer_is_up(now);
             return Err(Drop::State);
         }
@@ -745,17 +748,19 @@ impl Connection {
         }
     }
 
-    fn receive_close(&mut self, now: Time, c: &Close) {
+    pub(super) fn receive_close(&mut self, now: Time, c: &Close) {
         match c.kind {
             CloseKind::Request => {
-                // With QPs attached the connection stays.
-                let kind = if self.streams.len() == 0 {
+                // With QPs attached it is the question of an idle end.
+                let kind = if self.streams.len() == 0 || self.agrees_to_rest() {
                     CloseKind::Agree
                 } else {
                     CloseKind::Refuse
                 };
                 self.closing = Some((kind, c.number));
-                if kind == CloseKind::Agree {
+                if kind == CloseKind::Agree && self.streams.len() != 0 {
+                    self.begin_rest();
+                } else if kind == CloseKind::Agree {
                     self.state = ConnectionState::Closed;
                     self.event_closed = true;
                 }
@@ -764,6 +769,9 @@ impl Connection {
                 if self.streams.len() == 0 {
                     self.state = ConnectionState::Closed;
                     self.event_closed = true;
+                } else if self.is_at_rest() {
+                    // The peer may be gone for good. That shows when there is something to send.
+                    self.begin_rest();
                 } else {
                     // The peer is gone from here; it comes back when its QPs do.
                     self.next_first_epoch();
@@ -775,6 +783,8 @@ impl Connection {
                     self.state = ConnectionState::Up;
                     self.close_tries = 0;
                     self.close_due = now.saturating_add(TOMBSTONE_LIFE);
+                } else if self.asked_to_rest(c.number) {
+                    self.watch_idleness(now);
                 }
             }
         }

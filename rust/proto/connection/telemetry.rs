@@ -57,6 +57,8 @@ pub struct Counters {
     pub path_failed: u64,
     /// Paths that came back.
     pub path_recovered: u64,
+    /// Times that it was closed because it was idle.
+    pub rests: u64,
     /// Handshake packets sent.
     pub handshakes_sent: u64,
     /// Times the connection came up.

@@ -18,7 +18,7 @@ const STOOD_STILL: Time = 5_000_000;
 
 /// Between two requests to close.
 pub(super) const CLOSE_RETRY: Time = 100_000_000;
-const CLOSE_TRIES: u8 = 5;
+pub(super) const CLOSE_TRIES: u8 = 5;
 
 /// A path changes its port at most this often (each port is a flow for middle boxes): the
 /// first time at once, then ever more seldom. After some peace it begins anew.
@@ -123,6 +123,7 @@ impl Connection {
             ConnectionState::Up => {
                 t = t.min(self.ack.deadline).min(self.home_timer);
                 t = t.min(self.plane_timer);
+                t = t.min(self.rest.due);
                 if self.mtu.probing != 0 {
                     t = t.min(self.mtu.due);
                 }
@@ -145,12 +146,7 @@ impl Connection {
                 }
             }
             ConnectionState::Closing => t = t.min(self.close_due).min(self.ack.deadline),
-            ConnectionState::Connecting => {
-                if self.streams.len() == 0 {
-                    t = t.min(self.close_due);
-                }
-            }
-            ConnectionState::Failed => {
+            ConnectionState::Connecting | ConnectionState::Resting | ConnectionState::Failed => {
                 if self.streams.len() == 0 {
                     t = t.min(self.close_due);
                 }
@@ -192,6 +188,9 @@ impl Connection {
         }
         if self.mtu.probing != 0 && self.mtu.due <= now && self.mtu.tries >= MTU_TRIES {
             self.smaller_packets(now);
+        }
+        if self.state == ConnectionState::Up && self.rest.due <= now {
+            self.look_for_idleness(now);
         }
         if self.streams.len() == 0 && self.close_due <= now {
             self.close_timer(now);
@@ -927,7 +926,7 @@ impl Connection {
                 self.state = ConnectionState::Closed;
                 self.event_closed = true;
             }
-            ConnectionState::Connecting | ConnectionState::Failed => {
+            ConnectionState::Connecting | ConnectionState::Resting | ConnectionState::Failed => {
                 self.state = ConnectionState::Closed;
                 self.event_closed = true;
             }

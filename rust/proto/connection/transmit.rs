@@ -40,6 +40,9 @@ impl Connection {
     /// The next packet to send, if there is one for now. Packets of a path are to be sent
     /// in the order in which they come out of here.
     pub fn poll_transmit(&mut self, now: Time, out: &mut Transmit) -> bool {
+        if self.is_needed() {
+            self.end_rest(now);
+        }
         if self.poll_handshake(now, out) || self.poll_close(now, out) {
             return true;
         }

@@ -450,6 +450,13 @@ impl Stream {
             || self.quiet_since(Direction::Response).is_some()
     }
 
+    /// Whether nothing of it waits for the peer, or is being copied: whatever happens to the
+    /// connection now, nothing is lost.
+    pub fn is_at_rest(&self) -> bool {
+        let (rq, rs) = (&self.requester, &self.responder);
+        rq.is_empty() && rq.out.is_done() && rs.out.is_done() && rq.copying == 0 && rs.copying == 0
+    }
+
     /// A data packet for this QP. `Err(UnknownStream)`: answer with
     /// [`StreamBlock::not_ready`].
     pub fn receive(

@@ -208,6 +208,11 @@ impl Outbound {
         self.since = now;
     }
 
+    /// Whether everything that was begun is accepted, and no path has any of it.
+    pub(super) fn is_done(&self) -> bool {
+        self.outstanding == 0 && self.cum == self.next && self.cum == self.end
+    }
+
     /// Since when packets are unaccepted without being on any path.
     pub(super) fn quiet_since(&self) -> Option<Time> {
         (self.outstanding == 0 && self.cum != self.next && self.wait.is_none())

@@ -300,6 +300,11 @@ impl Requester {
     }
 
     /// The answers outstanding.
+    /// Whether every WR is complete.
+    pub(super) fn is_empty(&self) -> bool {
+        self.head == self.tail
+    }
+
     fn unanswered(&self) -> u32 {
         self.next_request.wrapping_sub(self.oldest_request)
     }

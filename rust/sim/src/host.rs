@@ -679,6 +679,12 @@ impl Host {
                 }
             }
             Event::ConnectionClosed => {
+                // Its last words.
+                let mut tx = Transmit::new();
+                while c.core.poll_transmit(now, &mut tx) {
+                    self.replies.push_back((c.peer, tx));
+                    tx = Transmit::new();
+                }
                 self.conns[conn] = None;
                 notes.push_back((self.index, Note::Other(e)));
             }
