@@ -61,7 +61,7 @@ const IDLE: Time = 30_000_000_000;
 /// Outstanding packets of a path.
 const PATH_RECORDS: u16 = 256;
 /// Peers among which the inbound bandwidth is divided; further ones are not told a share.
-const SENDERS: usize = 256;
+const SENDERS: usize = 4096;
 /// Least time before silence means anything, ns.
 const MARGIN: u64 = 1_000_000;
 /// What a host may take to gather acknowledgements, ns.

@@ -38,6 +38,15 @@ struct Entry {
 pub struct Shares {
     kbit: u32,
     entries: Vec<Entry>,
+    /// Places below this have been used.
+    used: usize,
+    /// Where to look for a place that may go to another one, once all are.
+    look: usize,
+    /// Who takes part in the division; of these, those who would take more, and what is divided
+    /// among them, kbit/s.
+    active: u32,
+    takers: u32,
+    left: u32,
     /// What a sender may use at the most, kbit/s.
     level: u32,
     /// The level is computed anew when this has passed.
@@ -61,6 +70,14 @@ const PERIOD: Time = 100_000;
 /// A sender is gone when it could have sent this many bits at the level.
 const GONE_BITS: u64 = 1 << 19;
 const GONE_MIN: Time = 20_000;
+/// While so many send, the level is computed anew whenever one begins. Of more, one that begins
+/// is counted among those who would take more until the next time.
+const FEW: u32 = 64;
+/// A division looks at every sender a few times. So much time for each lies between two, which
+/// makes it 2 % of the time of a CPU at most.
+const PERIOD_EACH: Time = 500;
+/// Places that are looked at when all are taken.
+const LOOK: usize = 16;
 
 impl Shares {
     /// A link of `kbit` kbit/s (0: unknown, no shares are given out) with room for
@@ -69,6 +86,11 @@ impl Shares {
         Ok(Self {
             kbit,
             entries: Vec::from_fn(senders, |_| Entry::default())?,
+            used: 0,
+            look: 0,
+            active: 0,
+            takers: 0,
+            left: 0,
             level: kbit,
             due: 0,
             raised: 0,
@@ -100,18 +122,13 @@ impl Shares {
         }
         let place = ticket
             .filter(|t| self.entries.get(t.0).is_some_and(|e| e.at != 0))
-            .or_else(|| {
-                let free = self
-                    .entries
-                    .iter()
-                    .position(|e| e.at == 0 || now.saturating_sub(e.at) > EXPIRY)?;
-                *self.entries.get_mut(free)? = Entry::default();
-                Some(Ticket(free))
-            });
+            .or_else(|| self.place(now));
         let Some(place) = place else {
             return (0, None);
         };
-        let (level, period) = (self.level, self.watch_time().max(PERIOD));
+        let level = self.level;
+        let period =
+            (self.watch_time().max(PERIOD)).max(PERIOD_EACH.saturating_mul(u64::from(self.active)));
         if let Some(e) = self.entries.get_mut(place.0) {
             if !e.active {
                 // Nobody knows what it wants: an equal part.
@@ -121,7 +138,13 @@ impl Shares {
                     since: now,
                     ..Entry::default()
                 };
-                self.due = now;
+                self.active = self.active.saturating_add(1);
+                self.takers = self.takers.saturating_add(1);
+                if self.active <= FEW {
+                    self.due = now;
+                } else if let Some(part) = self.left.checked_div(self.takers) {
+                    self.level = part.max(self.raised).max(1);
+                }
             }
             e.at = now.max(1);
             e.bytes = e.bytes.saturating_add(bytes);
@@ -141,6 +164,34 @@ impl Shares {
             self.due = now.saturating_add(period);
         }
         (self.level, Some(place))
+    }
+
+    /// A place for one that has none: one that was never used, or one of a sender that is gone.
+    fn place(&mut self, now: Time) -> Option<Ticket> {
+        let free = if self.used < self.entries.len() {
+            self.used = self.used.saturating_add(1);
+            self.used.checked_sub(1)?
+        } else {
+            let places = self.entries.len();
+            let gone = |e: &Entry| now.saturating_sub(e.at) > EXPIRY;
+            let next = |i: usize| i.wrapping_add(1).checked_rem(places).unwrap_or(0);
+            let mut found = None;
+            for _ in 0..LOOK.min(places) {
+                let at = self.look;
+                self.look = next(at);
+                if self.entries.get(at).is_some_and(gone) {
+                    found = Some(at);
+                    break;
+                }
+            }
+            found?
+        };
+        let e = self.entries.get_mut(free)?;
+        if e.active {
+            self.active = self.active.saturating_sub(1);
+        }
+        *e = Entry::default();
+        Some(Ticket(free))
     }
 
     fn watch_time(&self) -> Time {
@@ -195,7 +246,8 @@ impl Shares {
             .unwrap_or(EXPIRY)
             .clamp(GONE_MIN, EXPIRY);
         let mut count = 0u32;
-        for e in self.entries.iter_mut().filter(|e| e.active) {
+        let used = self.used;
+        for e in self.entries.iter_mut().take(used).filter(|e| e.active) {
             if now.saturating_sub(e.at) > gone {
                 e.active = false;
             } else {
@@ -203,6 +255,9 @@ impl Shares {
             }
         }
         self.level = self.kbit;
+        self.active = count;
+        self.takers = count;
+        self.left = self.kbit;
         if count < 2 {
             return;
         }
@@ -213,7 +268,7 @@ impl Shares {
         let (mut left, mut part) = (all, all.checked_div(count).unwrap_or(all));
         for _ in 0..4 {
             let (mut satisfied, mut sum) = (0u32, 0u32);
-            for e in self.entries.iter().filter(|e| e.active) {
+            for e in self.entries.iter().take(used).filter(|e| e.active) {
                 let wants = Self::wants(e);
                 if wants < part {
                     satisfied = satisfied.saturating_add(1);
@@ -221,6 +276,8 @@ impl Shares {
                 }
             }
             left = all.saturating_sub(sum);
+            self.left = left;
+            self.takers = count.saturating_sub(satisfied);
             let Some(next) = left.checked_div(count.saturating_sub(satisfied)) else {
                 // All get what they want.
                 return;

@@ -68,6 +68,53 @@ pub(crate) fn a_new_sender_gets_its_share_at_once() {
     assert_eq!(share, 984_375 / 64);
 }
 
+// Too much for the stack of a kernel.
+#[cfg(test)]
+#[test]
+fn thousands_of_senders() {
+    const N: u64 = 4096;
+    let line = 400_000_000;
+    let mut s = Shares::new(line, N as usize).expect("memory");
+    let all = line - line / 64;
+    let mut tickets = [None; N as usize];
+    // Each newcomer counts at once, within the 100 us in which the level is not computed anew.
+    let mut now = MS;
+    for (i, t) in (0u32..).zip(tickets.iter_mut()) {
+        now += 20;
+        let (share, ticket) = s.report(now, None, 4000);
+        assert!(ticket.is_some());
+        *t = ticket;
+        if i > 0 {
+            let fair = all / (i + 1);
+            assert!((fair..=fair + fair / 50).contains(&share), "{i}: {share}");
+        }
+    }
+    // One more has no place and no limit; nobody else is disturbed.
+    assert_eq!(s.report(now, None, 4000), (0, None));
+    // All go on at their share: it stays.
+    let fair = u64::from(all) / N;
+    let mut share = 0;
+    for _ in 0..N {
+        now += 100;
+        for t in tickets.iter_mut().take(40) {
+            (share, *t) = s.report(now, *t, 123);
+        }
+        tickets.rotate_left(40);
+    }
+    assert!((fair / 2..=fair * 2).contains(&u64::from(share)), "{share}");
+    // Ten are left: soon they have what the others had.
+    let ends = now + 300 * MS;
+    while now < ends {
+        now += MS;
+        for t in tickets.iter_mut().take(10) {
+            (share, *t) = s.report(now, *t, 10_000_000);
+        }
+    }
+    assert!(share >= all / 10, "{share}");
+    // Places of those that are gone are given to others.
+    assert!((0..N / 16).any(|_| s.report(now, None, 4000).1.is_some()));
+}
+
 #[cfg_attr(test, test)]
 pub(crate) fn one_packet_per_round_trip() {
     let c = Context {
