@@ -6,9 +6,9 @@
 
 mod common;
 
-use common::{pair, print_counters, stream_writes, BASE, RKEY};
+use common::{hosts, pair, print_counters, stream_writes, BASE, RKEY};
 use metaroce::proto::api::Status;
-use metaroce_sim::{write, Link, MS, S, US};
+use metaroce_sim::{write, Link, QpSetup, MS, S, US};
 
 #[test]
 fn one_write_is_one_packet_and_one_ack() {
@@ -34,6 +34,33 @@ fn one_write_is_one_packet_and_one_ack() {
         sim.run_for(50 * MS);
         let after = (count(&mut sim, 0, 1), count(&mut sim, 1, 0));
         assert_eq!((after.0 - before.0, after.1 - before.1), (1, 1));
+    }
+}
+
+/// The first 64 KiB of a connection leave at once, whatever the packets and paths.
+#[test]
+fn the_first_64_kib_do_not_wait() {
+    for mtu in [640, 1500, 4200, 9000] {
+        for paths in [1, 4, 16, 64] {
+            let mut sim = hosts(1, paths);
+            for h in &mut sim.hosts {
+                h.config.netdev_mtu = mtu;
+                h.config.path_records = 256;
+            }
+            sim.fabric.spines(0, 1, 4, &Link::new(100_000_000, 5 * MS));
+            let (qa, _) = sim.connect(0, 1, &QpSetup::default());
+            sim.run_for(100 * MS);
+            let start = sim.now;
+            sim.hosts[0]
+                .post(start, qa, write(BASE, RKEY, 65536), vec![1; 65536])
+                .expect("room in the queue");
+            sim.pump(0);
+            sim.run_for(50 * MS);
+            let done = sim.hosts[0].qps[qa].completions[0];
+            assert_eq!(done.status, Status::Success);
+            let time = done.at - start;
+            assert!(time < 11 * MS, "MTU {mtu}, {paths} paths: {time} ns");
+        }
     }
 }
 

@@ -26,8 +26,10 @@ use self::delivery::Delivery;
 use self::fixed::Fixed;
 use crate::proto::api::Time;
 
-/// Packets that all paths together may have in flight at first.
-pub(crate) const INITIAL_PACKETS: u32 = 64;
+/// Packets that all paths together may have in flight at first, and bytes at least: short messages
+/// do not wait for a round trip.
+const INITIAL_PACKETS: u32 = 64;
+const INITIAL_BYTES: u32 = 64 << 10;
 
 /// What UDP, IPv4 and Ethernet (with preamble and gap) add to a packet on the line, in bytes:
 /// rates are those of lines.
@@ -260,6 +262,13 @@ impl Window {
 /// A quotient; 0 when the divisor is.
 pub(crate) fn ratio(a: u64, b: u64) -> u64 {
     a.checked_div(b).unwrap_or(0)
+}
+
+/// The first window of one of `paths` paths, whose full packets carry `payload` bytes and count
+/// as `packet`.
+pub(crate) fn initial(paths: u32, payload: u32, packet: u32) -> u32 {
+    let packets = INITIAL_BYTES.div_ceil(payload.max(1)).max(INITIAL_PACKETS);
+    packet.saturating_mul(packets.div_ceil(paths.max(1)))
 }
 
 /// For how long growth is cautious after a signal.

@@ -44,7 +44,7 @@ use super::api::{
     ConnectionError, Direction, Event, Fault, Host, Placed, SendWr, Status, StreamId, Time, Token,
     Transmit, DATA_OVERHEAD,
 };
-use super::congestion::{Controller, Shares, INITIAL_PACKETS};
+use super::congestion::{initial, Controller, Shares};
 use super::path::{Content, Path, Record, OUTSTANDING_MAX};
 use super::recovery::{Longest, Margin, INITIAL_RTT};
 use super::stream::{PostError, State, Stream, StreamBlock};
@@ -935,8 +935,7 @@ impl Connection {
         self.opened_epoch = self.first_epoch;
         let mask = self.path_mask();
         let packet = self.packet_bytes();
-        let window =
-            packet.saturating_mul(INITIAL_PACKETS.div_ceil(u32::from(agreed.paths).max(1)));
+        let window = initial(agreed.paths.into(), agreed.payload_mtu, packet);
         for p in self.paths.iter_mut() {
             p.reopen(self.first_epoch, peer_epoch, window, packet);
         }
