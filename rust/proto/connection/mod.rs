@@ -315,8 +315,10 @@ pub struct Connection {
     opened_epoch: u16,
 
     paths: Vec<Path>,
-    /// Bytes in flight by path, beside each other because the scheduler compares them.
+    /// Bytes in flight by path.
     load: Vec<u32>,
+    /// The same times what the round trip says about queues: what the scheduler compares.
+    score: Vec<u32>,
     /// Paths in use that are good.
     good: u64,
     /// Good paths whose window and records have room.
@@ -465,6 +467,7 @@ impl Connection {
             opened_epoch: first_epoch,
             paths,
             load: Vec::from_fn(usize::from(cfg.paths), |_| 0)?,
+            score: Vec::from_fn(usize::from(cfg.paths), |_| 0)?,
             good: 0,
             open: 0,
             lost: 0,
@@ -944,6 +947,7 @@ impl Connection {
         self.good = mask;
         self.open = mask;
         self.load.fill(0);
+        self.score.fill(0);
         self.lost = 0;
         self.donors = 0;
         self.probe = 0;

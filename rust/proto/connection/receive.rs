@@ -360,6 +360,7 @@ impl Connection {
                     plane.least_rtt = rtt.max(1);
                     self.least_since = now;
                 }
+                path.weigh(plane.least_rtt);
             }
         }
         if path.has_echo {

@@ -499,7 +499,7 @@ impl Connection {
     }
 
     /// The path for a new packet: one that needs to be heard of, else the one with the
-    /// least in flight among those with room.
+    /// least in flight, and the least queue, among those with room.
     fn pick(&self) -> Option<u32> {
         let overdue = self.overdue & self.good & !self.silent & self.ready;
         if overdue != 0 {
@@ -532,15 +532,15 @@ impl Connection {
             }
             let i = upper.trailing_zeros();
             upper &= upper.wrapping_sub(1);
-            let load = self.load.get(i as usize).copied().unwrap_or(u32::MAX);
-            if load == 0 {
+            let score = self.score.get(i as usize).copied().unwrap_or(u32::MAX);
+            if score == 0 {
                 if self.proven & 1u64 << (i & 63) != 0 {
                     return Some(i);
                 }
                 // Nobody knows whether it works.
                 idle = idle.or(Some(i));
-            } else if best.is_none_or(|(l, _)| load < l) {
-                best = Some((load, i));
+            } else if best.is_none_or(|(s, _)| score < s) {
+                best = Some((score, i));
             }
         }
         idle.or(best.map(|(_, i)| i))
@@ -565,6 +565,9 @@ impl Connection {
             && (load == 0 || load < p.window.bytes());
         if !p.tx.has_room() && load < p.window.bytes() && self.good & bit != 0 {
             self.short_of_records = true;
+        }
+        if let Some(s) = self.score.get_mut(i) {
+            *s = p.score();
         }
         if let Some(l) = self.load.get_mut(i) {
             let before = core::mem::replace(l, load);

@@ -45,6 +45,12 @@ const SILENCE_MAX: Time = 250_000_000;
 /// Greatest gap threshold: more reordering than this on one path is taken for loss.
 pub(crate) const THRESHOLD_MAX: u32 = 64;
 
+/// A byte in flight on a path without a queue.
+const WEIGHT: u32 = 256;
+
+/// More than so many times the least round trip makes no difference.
+const STRETCH_MAX: u64 = 16;
+
 /// Greatest exponent of the time that verdicts wait after having been wrong.
 pub(crate) const PATIENCE_MAX: u8 = 6;
 
@@ -53,6 +59,9 @@ pub(crate) struct Path {
     pub(crate) tx: SendHalf,
     pub(crate) rx: ReceiveHalf,
     pub(crate) rtt: Rtt,
+    /// What a byte in flight counts when paths are compared, in units of [`WEIGHT`]: the more, the
+    /// longer the queue that stands on the path.
+    weight: u32,
     pub(crate) window: Window,
     pub(crate) health: Health,
     pub(crate) port: u16,
@@ -126,6 +135,7 @@ impl Path {
             tx: SendHalf::new(epoch, records)?,
             rx: ReceiveHalf::default(),
             rtt: Rtt::new(),
+            weight: WEIGHT,
             window: Window::new(controller),
             health: Health::Good,
             port,
@@ -155,6 +165,28 @@ impl Path {
             alive: 0,
             stats: PathStats::default(),
         })
+    }
+
+    /// Its round trip was measured; `least` is that of an empty network. The third power of what
+    /// queues make of it: with the same in flight everywhere, a path gets one over its round trip of
+    /// the rate, which is too much for links on which more paths meet than on others.
+    pub(crate) fn weigh(&mut self, least: Time) {
+        let unit = u64::from(WEIGHT);
+        let stretch = (self.rtt.smoothed())
+            .min(1 << 40)
+            .saturating_mul(unit)
+            .checked_div(least)
+            .unwrap_or(unit)
+            .clamp(unit, STRETCH_MAX.saturating_mul(unit));
+        let cube = stretch.saturating_mul(stretch).saturating_mul(stretch) / (unit * unit);
+        self.weight = cube as u32;
+    }
+
+    /// How busy the path is, to be compared with others; 0 exactly when nothing is in flight.
+    pub(crate) fn score(&self) -> u32 {
+        let load = u64::from(self.tx.inflight());
+        let score = load.saturating_mul(u64::from(self.weight)) / u64::from(WEIGHT);
+        u32::try_from(score).unwrap_or(u32::MAX)
     }
 
     /// How long nothing may be heard before the path is asked what has arrived, and asked
@@ -190,6 +222,7 @@ impl Path {
         self.tx.forget_acks();
         self.rx.reset(peer_epoch);
         self.window.begin(window, packet);
+        self.weight = WEIGHT;
         self.health = Health::Good;
         self.deadline = Time::MAX;
         self.probe = None;
@@ -207,6 +240,7 @@ impl Path {
         self.home_replies = 0;
         self.rotated = 0;
         self.rotations = 0;
+        self.weight = WEIGHT;
         self.threshold = 1;
         self.calm = 0;
         self.probe = None;
