@@ -37,6 +37,32 @@ fn one_write_is_one_packet_and_one_ack() {
     }
 }
 
+/// On a path that is longer than what is assumed before anything was measured, replies come when
+/// the next question is out already. They count, and packets do not get smaller.
+#[test]
+fn long_paths_are_heard() {
+    for delay in [5 * MS, 15 * MS] {
+        let mut sim = hosts(1, 16);
+        sim.fabric.spines(0, 1, 4, &Link::new(100_000_000, delay));
+        let (qa, _) = sim.connect(0, 1, &QpSetup::default());
+        sim.run_for(S);
+        for h in 0..2 {
+            let c = sim.hosts[h].connection_at(0).expect("there");
+            let n = *c.counters();
+            println!("{} ms: {n:?}", delay / MS);
+            assert_eq!(c.payload_mtu(), 4096, "host {h}");
+            assert_eq!((n.path_suspected, n.path_failed), (0, 0), "host {h}");
+            // Each path once, a few times before the first reply.
+            assert!(n.probe_replies >= 16 && n.probes_sent < 16 * 6, "host {h}");
+            assert!(c.paths().all(|p| p.srtt >= 2 * delay), "host {h}");
+        }
+        let before = sim.hosts[0].connection(qa).counters().probes_sent;
+        stream_writes(&mut sim, &[qa], 64, S);
+        let probes = sim.hosts[0].connection(qa).counters().probes_sent - before;
+        assert!(probes < 100, "{probes} questions in a second");
+    }
+}
+
 /// The first 64 KiB of a connection leave at once, whatever the packets and paths.
 #[test]
 fn the_first_64_kib_do_not_wait() {

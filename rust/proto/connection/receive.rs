@@ -11,6 +11,7 @@ use crate::proto::api::{
 };
 use crate::proto::congestion::{caution, share_window, slack, Context, LINE_OVERHEAD};
 use crate::proto::path::{Acked, Arrival, Health, SendHalf, THRESHOLD_MAX};
+use crate::proto::recovery::INITIAL_RTT;
 use crate::proto::stream::{BlockStatus, StreamBlock};
 use crate::proto::wire::{
     AckHeader, Blocks, Body, Close, CloseKind, Drop, Packet, PathBlock, PathHeader, Probe, Queries,
@@ -657,18 +658,24 @@ impl Connection {
         if p.epoch != path.tx.epoch {
             return Err(Drop::Epoch);
         }
+        // It may be the reply to an earlier one of the questions, never to a later one.
+        if (pending.stamp.wrapping_sub(p.timestamp) as i32) < 0 {
+            return Err(Drop::Field);
+        }
+        let sent = SendHalf::time_of(now, p.timestamp);
+        let rtt = now.saturating_sub(sent);
         self.counters.probe_replies = self.counters.probe_replies.wrapping_add(1);
         path.probe = None;
         path.answered = p.challenge;
         path.alive = now;
         path.unanswered = 0;
         path.nudged = false;
-        path.rtt.sample(now, now.saturating_sub(pending.sent));
-        self.newest = self.newest.max(pending.sent);
+        path.rtt.sample(now, rtt);
+        self.newest = self.newest.max(sent);
         self.probe &= !bit;
         self.overdue &= !bit;
         let before = path.tx.inflight();
-        let (_, lost) = path.tx.detect_by_probe(p.next, pending.stamp);
+        let (_, lost) = path.tx.detect_by_probe(p.next, p.timestamp);
         let mut too_large = false;
         if lost > 0 {
             // Probes arrive and packets do not: the next ones wait longer.
@@ -712,6 +719,10 @@ impl Connection {
             }
         }
         self.refresh(i);
+        if self.srtt == INITIAL_RTT {
+            // The handshake has measured it at one end only.
+            self.first_rtt(now, rtt);
+        }
         if too_large && self.mtu.probing == 0 {
             self.begin_mtu_search(now);
         }

@@ -805,12 +805,22 @@ impl Connection {
     fn poll_probe(&mut self, now: Time, out: &mut Transmit) -> bool {
         let i = self.probe.trailing_zeros();
         self.probe &= self.probe.wrapping_sub(1);
-        let challenge = self.draw();
-        let padding = match self.paths.get(i as usize) {
+        let path = self.paths.get(i as usize);
+        let padding = match path {
             Some(p) if p.health == Health::Failed => {
                 self.agreed.payload_mtu.saturating_add(PAYLOAD_PROBE)
             }
             _ => 0,
+        };
+        // The same until it is answered: on a path that is longer than the time in which it is
+        // asked again, the reply to any of the questions counts.
+        let asked = path
+            .and_then(|p| p.probe)
+            .filter(|q| q.padding == padding)
+            .map(|q| q.challenge);
+        let challenge = match asked {
+            Some(c) => c,
+            None => self.draw(),
         };
         let Some(stamp) = self.send_probe(now, i, challenge, padding, out) else {
             return false;
@@ -946,7 +956,11 @@ impl Connection {
         if m.probing == 0 || m.due > now {
             return false;
         }
-        let challenge = self.draw();
+        // The same for all tries of a size, as above.
+        let challenge = match m.challenge {
+            0 => self.draw() | 1,
+            c => c,
+        };
         let i = self.next_good(now, None);
         let padding = m.probing.saturating_add(PAYLOAD_PROBE);
         if self.send_probe(now, i, challenge, padding, out).is_none() {
