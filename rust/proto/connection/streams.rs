@@ -56,6 +56,10 @@ pub(super) struct Slot {
     pub(super) heard: bool,
 }
 
+/// Bytes of a stream's place, without the stream.
+#[cfg(test)]
+pub(super) const SLOT_BYTES: usize = core::mem::size_of::<Slot>();
+
 impl Slot {
     fn empty() -> Self {
         Self {

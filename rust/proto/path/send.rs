@@ -511,7 +511,7 @@ pub(crate) mod tests {
 
     #[cfg_attr(test, test)]
     pub(crate) fn memory_as_stated() {
-        assert!(core::mem::size_of::<Record>() <= 40);
+        assert!(core::mem::size_of::<Record>() <= 32);
     }
 
     fn half(records: usize) -> SendHalf {
