@@ -11,7 +11,6 @@ use crate::proto::api::{
 };
 use crate::proto::congestion::{caution, share_window, slack, Context, LINE_OVERHEAD};
 use crate::proto::path::{Acked, Arrival, Health, SendHalf, THRESHOLD_MAX};
-use crate::proto::recovery::INITIAL_RTT;
 use crate::proto::stream::{BlockStatus, StreamBlock};
 use crate::proto::wire::{
     AckHeader, Blocks, Body, Close, CloseKind, Drop, Packet, PathBlock, PathHeader, Probe, Queries,
@@ -663,14 +662,13 @@ impl Connection {
             return Err(Drop::Field);
         }
         let sent = SendHalf::time_of(now, p.timestamp);
-        let rtt = now.saturating_sub(sent);
         self.counters.probe_replies = self.counters.probe_replies.wrapping_add(1);
         path.probe = None;
         path.answered = p.challenge;
         path.alive = now;
         path.unanswered = 0;
         path.nudged = false;
-        path.rtt.sample(now, rtt);
+        path.rtt.sample(now, now.saturating_sub(sent));
         self.newest = self.newest.max(sent);
         self.probe &= !bit;
         self.overdue &= !bit;
@@ -719,10 +717,6 @@ impl Connection {
             }
         }
         self.refresh(i);
-        if self.srtt == INITIAL_RTT {
-            // The handshake has measured it at one end only.
-            self.first_rtt(now, rtt);
-        }
         if too_large && self.mtu.probing == 0 {
             self.begin_mtu_search(now);
         }

@@ -327,9 +327,7 @@ impl Connection {
                 }
                 // The probe or its answer may be lost as well; and when nobody progresses,
                 // neither network nor peer is to blame on one path. Ask again.
-                // Before anything was measured the path may just be long.
-                let eager = if p.rtt.is_known() { EAGER } else { 0 };
-                let wait = p.silence(pause) << p.unanswered.saturating_sub(eager).min(10);
+                let wait = p.silence(pause) << p.unanswered.saturating_sub(EAGER).min(10);
                 let most = if now.saturating_sub(pending.first) < HOPE {
                     RESCUE_MAX
                 } else {

@@ -818,10 +818,8 @@ impl Connection {
             .and_then(|p| p.probe)
             .filter(|q| q.padding == padding)
             .map(|q| q.challenge);
-        let challenge = match asked {
-            Some(c) => c,
-            None => self.draw(),
-        };
+        let fresh = self.draw();
+        let challenge = asked.unwrap_or(fresh);
         let Some(stamp) = self.send_probe(now, i, challenge, padding, out) else {
             return false;
         };
@@ -957,8 +955,9 @@ impl Connection {
             return false;
         }
         // The same for all tries of a size, as above.
+        let fresh = self.draw() | 1;
         let challenge = match m.challenge {
-            0 => self.draw() | 1,
+            0 => fresh,
             c => c,
         };
         let i = self.next_good(now, None);
