@@ -135,8 +135,8 @@ attend() {
 # A bandwidth has two digits and may round to 0.00 for tiny messages on a slow machine. So the
 # rate is what has to be above 0 (six digits, of millions a second), and the average has to be
 # what size and rate give. Where perftest says that it found no steady clock ("Correlation
-# coefficient", in machines that share their processors), it prints 0 for the next row, and for no
-# other. A server prints all that but the peak, the last row alone, or nothing.
+# coefficient", in machines that share their processors), it prints 0 or inf for the next row, and
+# for no other. A server prints all that but the peak, the last row alone, or nothing.
 # pingpong: both of its results.
 judge() {
     awk -v command="$1" -v host="$HOST" '
@@ -164,7 +164,7 @@ judge() {
         table && /^ *[0-9-]/ && !/---/ {
             rows++
             if (NF != (table == "bandwidth" ? 5 : 9)) wrong("unknown columns")
-            for (i = 1; i <= NF; i++) if (i != 7 && !number($i)) { wrong("not a number: " $i); next }
+            for (i = 1; i <= NF; i++) if (i != 7 && !number($i) && !(no_clock && $i == "inf")) { wrong("not a number: " $i); next }
             if (all && host == 1 && rows == 1 && $1 == 2 ^ wanted) rows = wanted
             if ($1 != (all ? 2 ^ rows : size)) wrong("another size")
             if ($2 < least) wrong("fewer iterations than " least)

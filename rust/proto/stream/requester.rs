@@ -299,12 +299,12 @@ impl Requester {
         Ok(number)
     }
 
-    /// The answers outstanding.
     /// Whether every WR is complete.
     pub(super) fn is_empty(&self) -> bool {
         self.head == self.tail
     }
 
+    /// The answers outstanding.
     fn unanswered(&self) -> u32 {
         self.next_request.wrapping_sub(self.oldest_request)
     }
