@@ -328,10 +328,9 @@ gid6() {
     gid_of "lc-$1" "lc$1" "fd95:0000:0000:0000:0000:0000:0000:000$([ "$1" = a ] && echo 1 || echo 2)"
 }
 
-# unload_as_connections_part is run by name only: it has not seen connections part within its time.
-cases=(rounds unload_under_open_contexts unload_under_an_idle_context case05_killed_while_resending
-    case04_unloads_after_one_end_crashed rings_are_charged added_while_the_netdev_moves
-    namespace_ends_under_ipv6)
+cases=(rounds unload_under_open_contexts unload_under_an_idle_context unload_as_connections_part
+    case05_killed_while_resending case04_unloads_after_one_end_crashed rings_are_charged
+    added_while_the_netdev_moves namespace_ends_under_ipv6)
 [ $# = 0 ] || cases=("$@")
 plan ${#cases[@]}
 note "seed $SEED, $ROUNDS rounds"
