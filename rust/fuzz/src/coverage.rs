@@ -42,24 +42,25 @@ pub fn take(mut f: impl FnMut(usize, u8)) {
         // SAFETY: The compiler gave this region, which lives as long as the program. Only
         // instrumented code writes to it, and none runs now.
         let counters = unsafe { slice::from_raw_parts_mut(start as *mut u8, len) };
-        let (words, rest) = counters.as_chunks_mut_8();
-        for (i, word) in words.iter_mut().enumerate() {
-            if *word == [0; 8] {
-                continue;
-            }
-            for (j, n) in word.iter_mut().enumerate() {
-                if *n != 0 {
-                    f(base + i * 8 + j, class(*n));
-                    *n = 0;
-                }
-            }
-        }
-        let done = len - rest.len();
-        for (j, n) in rest.iter_mut().enumerate() {
+        let mut count = |at: usize, n: &mut u8| {
             if *n != 0 {
-                f(base + done + j, class(*n));
+                f(base + at, class(*n));
                 *n = 0;
             }
+        };
+        let mut words = counters.chunks_exact_mut(8);
+        let mut at = 0;
+        for word in words.by_ref() {
+            // Most are.
+            if *word != [0; 8] {
+                for (j, n) in word.iter_mut().enumerate() {
+                    count(at + j, n);
+                }
+            }
+            at += 8;
+        }
+        for (j, n) in words.into_remainder().iter_mut().enumerate() {
+            count(at + j, n);
         }
         base += len;
     }
@@ -75,20 +76,5 @@ fn class(n: u8) -> u8 {
         16..=31 => 5,
         32..=127 => 6,
         _ => 7,
-    }
-}
-
-/// A slice as arrays of eight (the standard library's is newer than the compiler here).
-trait Chunks {
-    fn as_chunks_mut_8(&mut self) -> (&mut [[u8; 8]], &mut [u8]);
-}
-
-impl Chunks for [u8] {
-    fn as_chunks_mut_8(&mut self) -> (&mut [[u8; 8]], &mut [u8]) {
-        let n = self.len() / 8;
-        let (head, rest) = self.split_at_mut(n * 8);
-        // SAFETY: `head` has exactly `n * 8` bytes, and `[u8; 8]` is aligned as `u8`.
-        let head = unsafe { slice::from_raw_parts_mut(head.as_mut_ptr().cast(), n) };
-        (head, rest)
     }
 }
