@@ -7,9 +7,9 @@
 //! A [`Region`] is found by its key in the device's [`Table`], under RCU, and used through
 //! a [`RegionRef`], which counts as "busy". References live for one copy or one look-up, or
 //! for one batch of packets ([`Recent`]), never while something waits for the peer: a WR and a
-//! READ response look their key up again in each batch. Deregistration takes the key out of the table, marks the region
-//! dead, sleeps until the busy count is zero, and then unpins the pages. Packets on their
-//! way out hold page references of their own (see [`Frags`]).
+//! READ response look their key up again in each batch. Deregistration takes the key out of the
+//! table, marks the region dead, sleeps until the busy count is zero, and then unpins the pages.
+//! Packets on their way out hold page references of their own (see [`Frags`]).
 //!
 //! # Refusals
 //!

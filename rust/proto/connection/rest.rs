@@ -47,6 +47,10 @@ impl Connection {
     pub(super) fn watch_idleness(&mut self, now: Time) {
         self.rest.looks = 0;
         self.rest.tries = 0;
+        self.look_later(now);
+    }
+
+    fn look_later(&mut self, now: Time) {
         self.rest.due = if self.cfg.idle == 0 || self.loopback {
             Time::MAX
         } else {
@@ -64,13 +68,12 @@ impl Connection {
     /// Whether nothing is left to be said to the peer, and it owes nothing. A stream that is still
     /// listed for a timer does not count: only its time takes it off.
     pub(super) fn is_at_rest(&self) -> bool {
-        let lists = [List::Send, List::Query, List::Dirty];
         self.inflight == 0
             && self.ack.dirty == 0
             && self.ack.placing == 0
             && self.ack.refused.is_empty()
             && self.ack.replies.is_empty()
-            && lists.iter().all(|l| self.streams.first(*l).is_none())
+            && !self.has_streams_to_serve()
             && self.tombstones.iter().all(|t| t.announce == 0)
             && self.paths.iter().all(|p| !p.tx.is_outstanding())
             && (0..self.streams.used() as u32)
@@ -94,10 +97,7 @@ impl Connection {
         if self.rest.tries == 0 {
             self.rest.looks = self.rest.looks.saturating_add(1);
             if self.rest.looks < LOOKS {
-                let looks = self.rest.looks;
-                self.watch_idleness(now);
-                self.rest.looks = looks;
-                return;
+                return self.look_later(now);
             }
             self.close_number = self.close_number.wrapping_add(1);
         }
@@ -158,9 +158,14 @@ impl Connection {
 
     /// Whether there is something to tell the peer while the connection rests.
     pub(super) fn is_needed(&self) -> bool {
-        let lists = [List::Send, List::Query, List::Dirty];
-        self.state == ConnectionState::Resting
-            && lists.iter().any(|l| self.streams.first(*l).is_some())
+        self.state == ConnectionState::Resting && self.has_streams_to_serve()
+    }
+
+    /// Whether a stream has something to send, to ask or to tell.
+    fn has_streams_to_serve(&self) -> bool {
+        [List::Send, List::Query, List::Dirty]
+            .iter()
+            .any(|l| self.streams.first(*l).is_some())
     }
 
     /// The connection is needed again: opens it.
