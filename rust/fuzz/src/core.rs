@@ -512,14 +512,19 @@ impl End {
     }
 
     /// What somebody who knows nothing of the connection must not change.
-    fn standing(&self) -> (ConnectionState, usize, usize, usize, u32, Option<u64>) {
+    fn standing(&self) -> (ConnectionState, [usize; 5], u32, Option<u64>, bool) {
         (
             self.core.state(),
-            self.core.streams(),
-            self.qp.requests.len(),
-            self.qp.bound.len(),
+            [
+                self.core.streams(),
+                self.qp.requests.len(),
+                self.qp.bound.len(),
+                self.copies.len(),
+                self.held.len(),
+            ],
             self.qp.next_rmsn,
             self.core.peer_instance(),
+            self.qp.failed,
         )
     }
 }
@@ -690,11 +695,21 @@ impl World {
         for answer in &answers {
             let (out, came) = (answer.header.len(), sent.header.len());
             let answer_is = answer.header[0] & 0xf;
-            let stateless = [Type::Cookie, Type::Refuse, Type::Unknown];
+            // An Init gets a Cookie or a refusal; what needs an id, Unknown (PROTOCOL.md, section 7).
+            let due: &[Type] = if kind == Type::Init as u8 {
+                &[Type::Cookie, Type::Refuse]
+            } else if kind <= Type::Query as u8 {
+                &[Type::Unknown]
+            } else {
+                &[]
+            };
             assert!(
-                stateless.iter().any(|t| *t as u8 == answer_is) && answer.payload == 0,
+                due.iter().any(|t| *t as u8 == answer_is) && answer.payload == 0,
                 "type {answer_is} answers type {kind}"
             );
+            if answer_is == Type::Unknown as u8 {
+                assert_eq!(answer.header[52..60], sent.header[8..16], "another id");
+            }
             assert!(
                 out <= came + sent.payload as usize,
                 "{out} bytes of type {answer_is} answer {came} of type {kind}",
