@@ -16,13 +16,21 @@ modprobe "$KIND"
 lines() { sed -nE 's/^ +((not )?ok) [0-9]+ ([a-z0-9_]+)/\1 \3/p' $results/"$KIND"_*/results; }
 suites() { for s in $results/"$KIND"_*; do [ ! -e "$s/results" ] || echo "${s##*/}"; done; }
 
-plan "$(($(lines | wc -l) + 1))"
+plan "$(($(lines | wc -l) + 2))"
 # What ran at all: a test that is not there cannot fail.
 ran() {
     suites
-    [ "$(suites | wc -l)" -ge 8 ] || { echo "suites are missing: does this kernel have KUnit, and kunit.enable=1?"; return 1; }
+    [ "$(suites | wc -l)" -ge 9 ] || { echo "suites are missing: does this kernel have KUnit, and kunit.enable=1?"; return 1; }
 }
 run_case ran
+# Each test that is made for KUnit and cargo is called by a suite.
+none_forgotten() {
+    local forgotten
+    forgotten=$(grep -rhA1 --include='*.rs' 'cfg_attr(test, test)' ../rust/proto |
+        sed -n 's/.*fn \([a-z0-9_]*\)().*/\1/p' | sort | comm -23 - <(lines | sed 's/.* //' | sort))
+    [ -z "$forgotten" ] || { echo "not in rust/kernel_ext/kunit.rs: $forgotten"; return 1; }
+}
+run_case none_forgotten
 while read -r word name rest; do
     case "$word $name" in
         "not ok") not_ok "$rest" ;;

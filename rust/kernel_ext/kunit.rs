@@ -32,10 +32,15 @@ suites! {
         requests_and_responses,
         acknowledgements,
         probes_queries_and_ends,
+        planes,
         handshakes,
         what_is_refused,
         payload_lengths,
         random_bytes_never_panic,
+    }
+    metaroce_connection: connection in crate::proto::connection::tests {
+        memory_as_stated,
+        memory_of_all_parts,
     }
     metaroce_congestion: congestion in crate::proto::congestion::tests {
         shares_are_max_min,

@@ -57,7 +57,7 @@ pub(super) struct Slot {
 }
 
 /// Bytes of a stream's place, without the stream.
-#[cfg(test)]
+#[cfg(any(test, CONFIG_KUNIT = "y"))]
 pub(super) const SLOT_BYTES: usize = core::mem::size_of::<Slot>();
 
 impl Slot {

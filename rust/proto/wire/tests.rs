@@ -358,6 +358,77 @@ fn key() -> HandshakeKey {
 }
 
 #[cfg_attr(test, test)]
+pub(crate) fn planes() {
+    let gid = |last| {
+        let mut g = [0; 16];
+        (g[10], g[11], g[12], g[15]) = (0xff, 0xff, 10, last);
+        g
+    };
+    let list = [
+        PlaneAddress {
+            id: 1,
+            draining: false,
+            gid: gid(2),
+        },
+        PlaneAddress {
+            id: 7,
+            draining: true,
+            gid: [0xfd; 16],
+        },
+    ];
+    let b = bytes(|w| Planes::emit(w, CID, (3, 4, 0x0506), &list));
+    same(
+        &b,
+        "060000440000000001020304050607080000000300000004\
+         05060200\
+         0100000000000000000000000000ffff0a000002\
+         07010000fdfdfdfdfdfdfdfdfdfdfdfdfdfdfdfd",
+    );
+    match Packet::parse(&b).expect("parses").body() {
+        Body::Planes(p) => {
+            assert_eq!((p.number, p.known, p.epoch), (3, 4, 0x0506));
+            assert!(p.iter().eq(list));
+        }
+        other => panic!("{other:?}"),
+    }
+    let none = bytes(|w| Planes::emit(w, CID, (0, 4, 1), &[]));
+    assert_eq!(none.len(), 28);
+    assert!(Packet::parse(&none).is_ok());
+    // What no sender may say.
+    let with = |at: usize, v: u8| {
+        let mut b = b.clone();
+        b[at] = v;
+        Packet::parse(&b).err()
+    };
+    for (at, v) in [
+        (19, 0), // planes and no number
+        (26, 9),
+        (27, 1),
+        (28, 7), // the same twice
+        (48, 8), // too great an id
+        (48, 0), // not in order
+        (29, 2),
+        (30, 1),
+        (44, 0), // 0.0.0.2
+        (44, 127),
+        (44, 224),
+        (44, 255),
+        (52, 0xff),
+    ] {
+        assert_eq!(with(at, v), Some(Drop::Field), "{v} at {at}");
+    }
+    assert_eq!(with(26, 1), Some(Drop::Length));
+    assert_eq!(with(26, 3), Some(Drop::Short));
+    let nine = [list[0]; 9];
+    let b = bytes(|w| Planes::emit(w, CID, (1, 0, 0), &nine));
+    assert_eq!(Packet::parse(&b).err(), Some(Drop::Field));
+    for (gid, good) in [([0; 16], false), (gid(0), true), ([0xff; 16], false)] {
+        let p = PlaneAddress { gid, ..list[0] };
+        assert_eq!(p.is_unicast(), good);
+    }
+}
+
+#[cfg_attr(test, test)]
 pub(crate) fn handshakes() {
     let h = Handshake {
         key: key(),
