@@ -23,7 +23,7 @@
 #   make bench      metaroce, rdma_rxe and TCP side by side on the native kernel
 #   make bench-full the same with more and longer rounds (about 50 minutes)
 #   make bench-vm   the same, shorter, on the stock kernel in a virtual machine
-#   make module     the module alone, quietly (KERNEL=stock|native|native-debug|debug|kcsan, CLIPPY=1)
+#   make module     the module alone, quietly (KERNEL=stock|native|native-time|native-debug|debug|kcsan, CLIPPY=1)
 #   make programs   the plugin and the programs of selftests/
 #   make clean      removes what was built from this checkout (not the root and the trees)
 

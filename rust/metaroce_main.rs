@@ -60,7 +60,7 @@ module! {
         },
         seed: u64 {
             default: 0,
-            description: "Seed of the source ports, to repeat a run (default 0: random)",
+            description: "Seed of source ports and of choices among paths, to repeat a run (default 0: random)",
         },
     },
 }

@@ -244,6 +244,7 @@ impl DeviceInner {
                 0 => random_u64(),
                 fixed => fixed,
             },
+            repeat: self.params.seed != 0,
             port_base: PORT_BASE,
             controller: Controller::Aimd,
         }

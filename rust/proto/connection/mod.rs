@@ -111,6 +111,9 @@ pub struct Config {
     pub secret: [u8; 16],
     /// Where the first source ports come from. Random, or chosen to repeat a run.
     pub seed: u64,
+    /// What a connection chooses at random, ports and paths, follows from the seed and the addresses
+    /// alone. Nonces and challenges never do.
+    pub repeat: bool,
     /// Lowest source port; ports are chosen from the 16384 from there on.
     pub port_base: u16,
 }
@@ -132,6 +135,7 @@ impl Config {
             instance: 0,
             secret: [0; 16],
             seed: 0,
+            repeat: false,
             port_base: 0xc000,
         }
     }
@@ -362,6 +366,8 @@ pub struct Connection {
     plane_timer: Time,
 
     random: u64,
+    /// Choices so far, counted where they are to be repeated.
+    choices: u32,
 
     inflight: u64,
     /// Sum of the windows of good paths.
@@ -491,6 +497,7 @@ impl Connection {
             moving: 0,
             plane_timer: Time::MAX,
             random,
+            choices: 0,
             inflight: 0,
             windows: 0,
             limited: false,
@@ -908,6 +915,17 @@ impl Connection {
     fn draw(&mut self) -> u64 {
         self.random = self.random.wrapping_add(1);
         handshake::keyed_hash(&self.cfg.secret, &[self.random, self.cfg.seed])
+    }
+
+    /// A random number for a choice among paths and ports: whoever knows it gains nothing.
+    fn choice(&mut self) -> u64 {
+        if !self.cfg.repeat {
+            return self.draw();
+        }
+        self.choices = self.choices.wrapping_add(1);
+        let words = [self.cfg.seed, u64::from(self.choices)];
+        handshake::keyed_hash(&self.ids.local_gid, &words)
+            ^ handshake::keyed_hash(&self.ids.remote_gid, &[self.cfg.seed])
     }
 
     /// Paths in use, as a mask.

@@ -590,7 +590,7 @@ impl Connection {
         }
         let soon = now.saturating_add(pause);
         let mut bad = self.path_mask() & !self.good & !bit;
-        let start = self.draw() as u32;
+        let start = self.choice() as u32;
         let mut left = ASKED;
         while bad != 0 && left != 0 {
             let j = first_from(bad, start);
@@ -701,7 +701,7 @@ impl Connection {
 
     /// A source port drawn at random.
     pub(super) fn any_port(&mut self) -> u16 {
-        let drawn = (self.draw() & 0x3fff) as u16;
+        let drawn = (self.choice() & 0x3fff) as u16;
         self.cfg.port_base.wrapping_add(drawn)
     }
 

@@ -612,7 +612,7 @@ impl Connection {
         // In turn; at random while nothing is heard, so that no pattern always meets the
         // dead ones.
         let start = if deaf {
-            self.draw() as u32
+            self.choice() as u32
         } else {
             self.ack.rotor
         };
