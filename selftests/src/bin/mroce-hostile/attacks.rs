@@ -29,6 +29,8 @@ pub struct Spy {
     pub received: HashMap<[u8; 4], u64>,
     own: [u8; 4],
     victim: [u8; 4],
+    /// Of the connection: others are not looked at.
+    dscp: u8,
     /// Payload of a packet at the most.
     most: usize,
 }
@@ -37,7 +39,8 @@ pub struct Spy {
 const KEPT: usize = 4000;
 
 impl Spy {
-    pub fn new(netdev: &str, own: [u8; 4], victim: [u8; 4]) -> Outcome<Self> {
+    /// Listens to the connection with this DSCP.
+    pub fn new(netdev: &str, own: [u8; 4], victim: [u8; 4], dscp: u8) -> Outcome<Self> {
         let listening = Frames::open(netdev, true).map_err(|e| format!("a socket for frames: {e}"))?;
         let mtu =
             std::fs::read_to_string(format!("/sys/class/net/{netdev}/mtu")).map_err(|e| e.to_string())?;
@@ -52,6 +55,7 @@ impl Spy {
             received: HashMap::new(),
             own,
             victim,
+            dscp,
             most: mtu.trim().parse::<usize>().map_err(|e| e.to_string())?.saturating_sub(28),
         })
     }
@@ -82,6 +86,9 @@ impl Spy {
     fn note(&mut self, route: Route, payload: Vec<u8>, to_port: u16) {
         if route.from == self.victim && to_port == packet::PORT {
             *self.received.entry(route.to).or_default() += payload.len() as u64 + 28;
+        }
+        if route.tos >> 2 != self.dscp {
+            return;
         }
         let Some(id) = payload.get(8..16).and_then(|b| b.try_into().ok()).map(u64::from_be_bytes) else {
             return;
@@ -160,6 +167,9 @@ impl Sender {
 /// Counters that must rise at least by so much.
 pub type Expected = Vec<(&'static str, u64)>;
 
+/// So many of the `templates`, the first ones, carry an id.
+const WITH_ID: usize = 11;
+
 /// One packet of each kind, well-formed, for the connection `id`. The payload's length says
 /// where the header ends.
 pub fn templates(spy: &Spy, id: u64) -> Vec<(&'static str, Packet, usize)> {
@@ -200,7 +210,9 @@ pub fn templates(spy: &Spy, id: u64) -> Vec<(&'static str, Packet, usize)> {
             0,
         ),
         ("close", Packet::new(kind::CLOSE, 0, id).u32(0).u32(1).header(), 0),
+        ("planes", planes(spy, id, d.epoch), 0),
     ];
+    debug_assert_eq!(all.len(), WITH_ID);
     let h = handshake(spy, 0x77, 0x99);
     all.push(("init", h.packet(kind::INIT), 0));
     all.push(("cookie", h.packet(kind::COOKIE), 0));
@@ -208,6 +220,13 @@ pub fn templates(spy: &Spy, id: u64) -> Vec<(&'static str, Packet, usize)> {
     all.push(("refuse", refuse(&h, 0), 0));
     all.push(("unknown", unknown(&h, 0x1234_5678), 0));
     all
+}
+
+/// An announcement of one plane, with an address of somebody else.
+fn planes(spy: &Spy, id: u64, epoch: u16) -> Packet {
+    let elsewhere = gid([spy.own[0], spy.own[1], spy.own[2], 99]);
+    let p = Packet::new(kind::PLANES, 0, id).u32(1).u32(0).u16(epoch).u8(1).u8(0);
+    p.u8(1).u8(0).u16(0).bytes(&elsewhere).header()
 }
 
 fn refuse(h: &Handshake, reason: u8) -> Packet {
@@ -292,8 +311,10 @@ pub fn fields(spy: &Spy, to: &mut Sender) -> Outcome<Expected> {
         for v in 1..16u8 {
             send(to, &mut version, put(0, &[v << 4 | good[0] & 0xf]))?;
         }
-        for k in [6, 7, 13, 14, 15] {
-            send(to, &mut malformed, put(0, &[k]))?;
+        for k in [kind::PLANES, 7, 13, 14, 15] {
+            if k != good[0] {
+                send(to, &mut malformed, put(0, &[k]))?;
+            }
         }
         for bit in 0..8 {
             // Data has four flags; others none.
@@ -369,6 +390,54 @@ pub fn fields(spy: &Spy, to: &mut Sender) -> Outcome<Expected> {
                     send(to, &mut malformed, put(at, with))?;
                 }
             }
+            "read request" | "atomic" | "atomic response" => {
+                // Whole messages: not the last packet, or one that begins behind the first byte.
+                send(to, &mut malformed, put(1, &[0]))?;
+                send(to, &mut malformed, put(48, &[0, 0, 0, 1]))?;
+                send(to, &mut malformed, put(52, &[0x80, 0, 0, 1]))?;
+                send(to, &mut malformed, put(32, &[1]))?;
+                if name != "read request" {
+                    send(to, &mut malformed, put(52, &[0, 0, 0, 4]))?;
+                    send(to, &mut malformed, put(52, &[0, 0, 0, 16]))?;
+                }
+            }
+            "probe" => {
+                // Another padding than it says.
+                for with in [[0, 0, 0, 0], [0, 0, 0, 31], [0, 0, 0, 33], [0xff; 4]] {
+                    send(to, &mut malformed, put(36, &with))?;
+                }
+                for p in [16u8, 64, 255] {
+                    send(to, &mut path, put(16, &[p]))?;
+                }
+            }
+            "probe reply" => {
+                for (at, with) in [(48, 200u8), (49, 200), (48, 0), (53, 5), (53, 255), (84, 9)] {
+                    send(to, &mut malformed, put(at, &[with]))?;
+                }
+            }
+            "planes" => {
+                for (at, with) in [
+                    (16, &[0u8, 0, 0, 0][..]), // planes without a number
+                    (26, &[0]),                // fewer, more, too many
+                    (26, &[2]),
+                    (26, &[9]),
+                    (26, &[255]),
+                    (27, &[1]),
+                    (28, &[8]), // too great an id
+                    (28, &[255]),
+                    (29, &[2]), // flags that mean nothing
+                    (30, &[1]),
+                    (31, &[1]),
+                    (44, &[0]), // addresses of no host, or of many
+                    (44, &[127]),
+                    (44, &[224]),
+                    (44, &[255]),
+                    (32, &[0xff]),
+                    (42, &[0, 0]),
+                ] {
+                    send(to, &mut malformed, put(at, with))?;
+                }
+            }
             "close" => send(to, &mut malformed, put(16, &[0, 0, 0, 3]))?,
             "init" | "cookie" | "accept" => {
                 send(to, &mut malformed, put(48, &[64]))?;
@@ -409,7 +478,7 @@ pub fn guessed_ids(spy: &Spy, to: &mut Sender) -> Outcome<Expected> {
     let route = spy.route.ok_or("nothing was seen")?;
     let before = to.packets;
     for round in 0..200u64 {
-        for (_, header, payload) in templates(spy, spy.to).into_iter().take(10) {
+        for (_, header, payload) in templates(spy, spy.to).into_iter().take(WITH_ID) {
             let id = match round % 4 {
                 0 => to.rng.bits() | 1,
                 // The place in the table is easy to guess, the rest is not.
@@ -528,6 +597,78 @@ pub fn lies(spy: &Spy, to: &mut Sender) -> Outcome<Expected> {
     Ok(vec![("drop_path", 100)])
 }
 
+/// Packets of a connection as they pass, changed in a few places, with the right CRC.
+pub fn mutated(spy: &mut Spy, to: &mut Sender, packets: u64) -> Outcome {
+    for _ in 0..packets {
+        // The newest ones are most like what is expected.
+        spy.look(Duration::ZERO)?;
+        let route = spy.route.ok_or("nothing was seen")?;
+        let n = spy.kept.len() as u64;
+        let back = if to.rng.one_in(4) { to.rng.below(n) } else { to.rng.below(n.min(32)) };
+        let (port, good) = &spy.kept[(n - 1 - back) as usize];
+        let (_, other) = &spy.kept[to.rng.below(n) as usize];
+        let mut p = mutant(&mut to.rng, good, other);
+        if !to.rng.one_in(16) {
+            seal(&mut p);
+        }
+        to.send(&Route { from_port: *port, ..route }, &p)?;
+    }
+    Ok(())
+}
+
+/// One to four changes of a packet; parts of `other` come in.
+fn mutant(rng: &mut Rng, good: &[u8], other: &[u8]) -> Vec<u8> {
+    let mut p = good.to_vec();
+    for _ in 0..1 + rng.below(4) {
+        let header = p.get(2..4).map_or(0, |b| usize::from(b[0]) << 8 | usize::from(b[1]));
+        // Mostly in the header, and behind what has to be right for anything to be read.
+        let low = if rng.one_in(8) { 0 } else { 16 };
+        let end = if rng.one_in(8) { p.len() } else { header.min(p.len()) };
+        if end <= low {
+            return p;
+        }
+        let at = low + rng.below((end - low) as u64) as usize;
+        match rng.below(8) {
+            0 => p[at] ^= 1 << rng.below(8),
+            1 => p[at] = rng.bits() as u8,
+            2 | 3 => {
+                // A little more or less, in a field of 32 bits.
+                let at = at & !3;
+                if let Some(field) = p.get_mut(at..at + 4) {
+                    let old = u32::from_be_bytes([field[0], field[1], field[2], field[3]]);
+                    let new = match rng.below(6) {
+                        0 => old.wrapping_add(1),
+                        1 => old.wrapping_sub(1),
+                        2 => old.wrapping_add(1 << rng.below(32)),
+                        3 => *rng.pick(&[0, 1, 0x7fff_ffff, 0x8000_0000, u32::MAX]),
+                        4 => old.wrapping_sub(rng.below(5000) as u32),
+                        _ => old.swap_bytes(),
+                    };
+                    field.copy_from_slice(&new.to_be_bytes());
+                }
+            }
+            4 => {
+                // The rest is that of another one.
+                if let Some(rest) = other.get(at..) {
+                    p.truncate(at);
+                    p.extend_from_slice(rest);
+                }
+            }
+            5 => p.truncate(at),
+            6 => p.extend(std::iter::repeat_n(0, 1 + rng.below(40) as usize)),
+            _ => {
+                // The header ends elsewhere, and says so.
+                let len = (16 + rng.below(112)).min(p.len() as u64) as u16;
+                if let Some(field) = p.get_mut(2..4) {
+                    field.copy_from_slice(&len.to_be_bytes());
+                }
+            }
+        }
+    }
+    p.truncate(good.len().max(other.len()));
+    p
+}
+
 /// Addresses of the hostile host that have proven nothing (main.rs adds them).
 pub const STRANGERS: u32 = 32;
 
@@ -553,7 +694,7 @@ pub fn unproven(spy: &mut Spy, to: &mut Sender) -> Outcome {
             4 => Handshake { lowest: 7, ..h }.packet(kind::INIT).sealed(),
             n => {
                 let all = templates(spy, id);
-                let (_, header, payload) = &all[(n as usize * 7 + i as usize) % 10];
+                let (_, header, payload) = &all[(n as usize * 7 + i as usize) % WITH_ID];
                 Packet(with_payload(header, *payload)).put(8, &id.to_be_bytes()).sealed()
             }
         };

@@ -8,9 +8,11 @@
 
 mod attacks;
 mod packet;
+mod sacrifice;
 mod traffic;
 
 use attacks::{Expected, Sender, Spy};
+use sacrifice::Sacrifice;
 use selftests::args::{self, Args};
 use selftests::endpoint::{self, Device, Endpoint, Role};
 use selftests::ktap::{note, Ktap, Outcome, Stop};
@@ -50,7 +52,20 @@ const ATTACKS: &[(&str, Attack)] = &[
     ("hostile_replayed", attacks::replayed),
     ("hostile_lies_with_the_right_id", attacks::lies),
 ];
+const MUTATED: &str = "hostile_mutated_packets";
 const AMPLIFICATION: &str = "hostile_no_amplification";
+
+/// Connections that are given up, and packets that each of them gets.
+const SACRIFICES: u8 = 40;
+const MUTANTS: u64 = 400;
+
+/// What the hostile end wants of the other one: its report, a connection that is given up (with the
+/// DSCP that names it), its end.
+mod want {
+    pub const REPORT: u64 = 1;
+    pub const SACRIFICE: u64 = 2;
+    pub const END: u64 = 3;
+}
 const FLOOD: &str = "hostile_flood";
 
 /// What an end tells of itself.
@@ -144,21 +159,43 @@ impl Report {
 /// Asks the other end for its report.
 fn ask(ep: &Endpoint) -> Outcome<Report> {
     let mut oob = ep.oob();
-    oob.send_words(&[1]).map_err(text)?;
+    oob.send_words(&[want::REPORT]).map_err(text)?;
     let answer = oob.exchange_text("").map_err(text)?;
     Ok(Report::from_text(&answer))
 }
 
-/// The end that is attacked: tells of itself when asked.
+/// The end that is attacked: does what the other one wants.
 fn serve(ep: &Endpoint, state: &State) -> Outcome {
     loop {
         let command = ep.oob().recv_words().map_err(text)?;
-        if command.first() != Some(&1) {
-            return Ok(());
+        match *command.as_slice() {
+            [want::REPORT] => {
+                let report = Report::own(&ep.context.name, state)?;
+                ep.oob().exchange_text(&report.to_text()).map_err(text)?;
+            }
+            [want::SACRIFICE, dscp] => give_up(ep, dscp as u8, |_| {
+                let end = ep.oob().recv_words().map_err(text)?;
+                check!(end == [want::END], "{end:?} instead of the end");
+                Ok(())
+            })
+            .map(drop)?,
+            _ => return Ok(()),
         }
-        let report = Report::own(&ep.context.name, state)?;
-        ep.oob().exchange_text(&report.to_text()).map_err(text)?;
     }
+}
+
+/// A connection that this DSCP names moves data while `act` goes on. Both ends call it. How many
+/// requests ended well, and whether one ended with an error.
+fn give_up(ep: &Endpoint, dscp: u8, act: impl FnOnce(&Sacrifice) -> Outcome) -> Outcome<(u64, bool)> {
+    let sacrifice = Sacrifice::new(ep, dscp, u64::from(dscp))?;
+    let acted = std::thread::scope(|scope| {
+        scope.spawn(|| sacrifice.run());
+        let acted = act(&sacrifice);
+        sacrifice.stop.store(true, Ordering::Relaxed);
+        acted
+    });
+    acted.and_then(|()| sacrifice.guards())?;
+    Ok((sacrifice.done.load(Ordering::Relaxed), sacrifice.failed.load(Ordering::Relaxed)))
 }
 
 struct Options {
@@ -169,17 +206,23 @@ struct Options {
     cases: Vec<String>,
 }
 
-/// What must not have changed, whatever was sent.
-fn unharmed(before: &Report, after: &Report, state: &State) -> Outcome {
+/// What must not have changed, whatever was sent to this connection or another one.
+fn goes_on(before: &Report, after: &Report, state: &State) -> Outcome {
     if let Some(fault) = state.fault() {
         fail!("the hostile end's own traffic: {fault}");
     }
     check!(after.fault.is_empty(), "the other end's traffic: {}", after.fault);
     check!(after.rounds > before.rounds, "the other end's traffic stands still");
+    check!(after.log <= before.log + 3, "{} lines in the log", after.log - before.log);
+    Ok(())
+}
+
+/// Nor has any connection.
+fn unharmed(before: &Report, after: &Report, state: &State) -> Outcome {
+    goes_on(before, after, state)?;
     for name in ["conn_opened", "conn_errors"] {
         check!(after.rise(before, name) == 0, "{name} has risen by {}", after.rise(before, name));
     }
-    check!(after.log <= before.log + 3, "{} lines in the log", after.log - before.log);
     Ok(())
 }
 
@@ -214,6 +257,51 @@ fn one(ep: &Endpoint, state: &State, spy: &mut Spy, sender: &mut Sender, attack:
         check!(rise >= *n, "{name} has risen by {rise}, not by {n}; {}", after.risen(&before));
     }
     unharmed(&before, &after, state)
+}
+
+/// Waits until requests over the connection have ended well.
+fn moves(sacrifice: &Sacrifice, patience: Duration) -> Outcome {
+    let end = Instant::now() + patience;
+    while sacrifice.done.load(Ordering::Relaxed) < 20 {
+        check!(!sacrifice.failed.load(Ordering::Relaxed), "a request over a new connection fails");
+        check!(Instant::now() < end, "nothing moves over a new connection");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    Ok(())
+}
+
+/// Whoever holds the ids of a connection may end it, and write where it has keys for; the machine, other
+/// connections between the same hosts and other memory do not notice, and the next connection works.
+fn mutated(ep: &Endpoint, state: &State, sender: &mut Sender, options: &Options, peer: [u8; 4]) -> Outcome {
+    let before = ask(ep)?;
+    let (from, mut done, mut failed) = (sender.packets, 0, 0);
+    for dscp in 1..=SACRIFICES + 1 {
+        let mut spy = Spy::new(&options.netdev, ipv4(ep.gid), peer, dscp)?;
+        ep.oob().send_words(&[want::SACRIFICE, u64::from(dscp)]).map_err(text)?;
+        let (requests, error) = give_up(ep, dscp, |sacrifice| {
+            let acted = moves(sacrifice, ep.wait).and_then(|()| {
+                if dscp > SACRIFICES {
+                    return Ok(());
+                }
+                spy.look(Duration::from_millis(20))?;
+                attacks::mutated(&mut spy, sender, MUTANTS)
+            });
+            ep.oob().send_words(&[want::END]).map_err(text)?;
+            acted
+        })
+        .map_err(|stop| match stop {
+            Stop::Fail(why) | Stop::Skip(why) => format!("connection {dscp}: {why}"),
+        })?;
+        (done, failed) = (done + requests, failed + u64::from(error));
+    }
+    progress(state, ep.wait)?;
+    let after = ask(ep)?;
+    note(&format!(
+        "{} packets to {SACRIFICES} connections, on which {done} requests had ended, {failed} with an error; {}",
+        sender.packets - from,
+        after.risen(&before)
+    ));
+    goes_on(&before, &after, state)
 }
 
 /// Adds the addresses of strangers to the own interface, or takes them away.
@@ -296,17 +384,20 @@ fn flood(ep: &Endpoint, state: &State, spy: &mut Spy, sender: &mut Sender, optio
     Ok(())
 }
 
+fn ipv4(gid: [u8; 16]) -> [u8; 4] {
+    [gid[12], gid[13], gid[14], gid[15]]
+}
+
 fn lead(ep: &Endpoint, state: &State, options: &Options) -> Outcome<i32> {
-    let ipv4 = |gid: [u8; 16]| -> [u8; 4] { [gid[12], gid[13], gid[14], gid[15]] };
     let theirs = ep.oob().recv_words().map_err(text)?;
     let mut peer = [0; 16];
     for (to, from) in peer.iter_mut().zip(theirs) {
         *to = from as u8;
     }
-    let mut spy = Spy::new(&options.netdev, ipv4(ep.gid), ipv4(peer))?;
+    let mut spy = Spy::new(&options.netdev, ipv4(ep.gid), ipv4(peer), 0)?;
     let mut sender = Sender::new(&options.netdev, options.seed)?;
     let wanted = |name: &str| options.cases.is_empty() || options.cases.iter().any(|c| name.starts_with(c));
-    let names = ATTACKS.iter().map(|a| a.0).chain([AMPLIFICATION, FLOOD]);
+    let names = ATTACKS.iter().map(|a| a.0).chain([MUTATED, AMPLIFICATION, FLOOD]);
     let mut ktap = Ktap::new(names.filter(|n| wanted(n)).count());
     note(&format!("device {}, seed {}", ep.context.name, options.seed));
     progress(state, ep.wait)?;
@@ -314,6 +405,9 @@ fn lead(ep: &Endpoint, state: &State, options: &Options) -> Outcome<i32> {
         if wanted(name) {
             ktap.run(name, || one(ep, state, &mut spy, &mut sender, *attack));
         }
+    }
+    if wanted(MUTATED) {
+        ktap.run(MUTATED, || mutated(ep, state, &mut sender, options, ipv4(peer)));
     }
     if wanted(AMPLIFICATION) {
         ktap.run(AMPLIFICATION, || amplification(ep, state, &mut spy, &mut sender, &options.netdev));
@@ -368,7 +462,7 @@ fn end(ep: Endpoint, options: &Options) -> Result<i32, String> {
 
 fn main() {
     let mut args = Args::from_env();
-    args.help_or_list(HELP, ATTACKS.iter().map(|a| a.0).chain([AMPLIFICATION, FLOOD]));
+    args.help_or_list(HELP, ATTACKS.iter().map(|a| a.0).chain([MUTATED, AMPLIFICATION, FLOOD]));
     let device = Device::from_args(&mut args);
     let wait = Duration::from_secs(args.value("--wait").unwrap_or(30));
     let mut options = Options {

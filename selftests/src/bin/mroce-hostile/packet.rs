@@ -14,6 +14,7 @@ pub mod kind {
     pub const REPLY: u8 = 3;
     pub const QUERY: u8 = 4;
     pub const CLOSE: u8 = 5;
+    pub const PLANES: u8 = 6;
     pub const INIT: u8 = 8;
     pub const COOKIE: u8 = 9;
     pub const ACCEPT: u8 = 10;
@@ -192,6 +193,8 @@ pub struct Route {
     pub to: [u8; 4],
     pub from: [u8; 4],
     pub from_port: u16,
+    /// DSCP and ECN.
+    pub tos: u8,
 }
 
 fn sum(bytes: &[u8]) -> u32 {
@@ -212,8 +215,8 @@ impl Route {
         let mut f = Vec::with_capacity(42 + payload.len());
         f.extend_from_slice(&self.to_mac);
         f.extend_from_slice(&self.from_mac);
-        // IPv4, ECT(0), don't fragment, UDP.
-        f.extend_from_slice(&[8, 0, 0x45, 2]);
+        // IPv4, don't fragment, UDP.
+        f.extend_from_slice(&[8, 0, 0x45, self.tos]);
         f.extend_from_slice(&(udp + 20).to_be_bytes());
         f.extend_from_slice(&[0, 0, 0x40, 0, 64, 17, 0, 0]);
         f.extend_from_slice(&self.from);
@@ -259,6 +262,7 @@ pub fn read(frame: &[u8]) -> Option<Seen<'_>> {
             from: frame[26..30].try_into().ok()?,
             to: frame[30..34].try_into().ok()?,
             from_port,
+            tos: *frame.get(15)?,
         },
         payload,
         to_port,
@@ -276,8 +280,14 @@ mod tests {
 
     #[test]
     fn frames_come_back() {
-        let route =
-            Route { to_mac: [1; 6], from_mac: [2; 6], to: [10, 0, 0, 1], from: [10, 0, 0, 2], from_port: 9 };
+        let route = Route {
+            to_mac: [1; 6],
+            from_mac: [2; 6],
+            to: [10, 0, 0, 1],
+            from: [10, 0, 0, 2],
+            from_port: 9,
+            tos: 2,
+        };
         let frame = route.frame(b"abc");
         let seen = read(&frame).expect("what was just written");
         assert_eq!((seen.payload, seen.to_port), (&b"abc"[..], PORT));
