@@ -50,6 +50,9 @@ fn main() {
         "if_nametoindex",
         "ioctl",
         "write",
+        "fork",
+        "waitpid",
+        "_exit",
         "dlopen",
         "dlsym",
     ] {
@@ -70,6 +73,7 @@ fn main() {
         "_*RLIMIT_.*",
         "RUSAGE_.*",
         "F_[GS]ETFL",
+        "F_SETFD",
         "O_NONBLOCK",
         "E[A-Z0-9]+",
         "[AP]F_PACKET",

@@ -384,6 +384,44 @@ pub fn write(fd: RawFd, bytes: &[u8]) -> io::Result<usize> {
     usize::try_from(n).map_err(|_| io::Error::last_os_error())
 }
 
+/// A process that `fork` has made.
+pub struct Forked(i32);
+
+impl Forked {
+    /// Waits until it has ended, however it did.
+    pub fn wait(self) -> io::Result<()> {
+        let mut status = 0;
+        loop {
+            // SAFETY: the kernel writes one int.
+            match check(unsafe { ffi::waitpid(self.0, &mut status, 0) }) {
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                result => return result.map(drop),
+            }
+        }
+    }
+}
+
+/// Runs `child` in a copy of this process, which ends when it returns, without running anything
+/// else of the parent's. For processes of one thread: locks that another one holds stay locked in the
+/// copy.
+pub fn fork(child: impl FnOnce()) -> io::Result<Forked> {
+    // SAFETY: no memory is passed; the copy leaves by _exit, below.
+    let pid = check(unsafe { ffi::fork() })?;
+    if pid == 0 {
+        let _ = std::panic::catch_unwind(std::panic::AssertUnwindSafe(child));
+        // SAFETY: never returns.
+        unsafe { ffi::_exit(0) };
+    }
+    Ok(Forked(pid))
+}
+
+/// A program that this process becomes has the descriptor, too.
+pub fn keep_across_exec(fd: RawFd) -> io::Result<()> {
+    // SAFETY: F_SETFD takes an int.
+    check(unsafe { ffi::fcntl(fd, ffi::F_SETFD as i32, 0) })?;
+    Ok(())
+}
+
 /// Lets others run.
 pub fn yield_now() {
     // SAFETY: no arguments, no memory.

@@ -10,7 +10,7 @@ use selftests::endpoint::{choose_gid, Device, ALL_ACCESS, RING_LENGTHS, RING_PAG
 use selftests::ktap::{note, Ktap, Outcome};
 use selftests::rng::Rng;
 use selftests::sys::{self, Memory};
-use selftests::verbs::{self, Connect, Context, Pd, Qp, QpInit, SendWr};
+use selftests::verbs::{self, Connect, Context, Mr, Pd, Qp, QpInit, SendWr, Sge};
 use selftests::{check, fail};
 use std::io;
 use std::os::fd::RawFd;
@@ -43,6 +43,18 @@ struct Rig {
     pd: Arc<Pd>,
     gid: (u32, [u8; 16]),
     mtu: u32,
+    /// What a hostile process knows of the other one.
+    victim: Victim,
+}
+
+/// What belongs to the process whose data is checked: its QP, its keys, and an address in its memory
+/// where nothing is ever written.
+#[derive(Clone, Copy, Default)]
+struct Victim {
+    qpn: u32,
+    lkey: u32,
+    rkey: u32,
+    addr: u64,
 }
 
 impl Rig {
@@ -52,6 +64,7 @@ impl Rig {
             pd: context.alloc_pd()?,
             gid: choose_gid(&context, device)?,
             mtu: context.query_port(1)?.active_mtu,
+            victim: Victim::default(),
             context,
         })
     }
@@ -62,36 +75,42 @@ impl Rig {
             self.pd.create_qp(&QpInit::rc(&cq, &cq, depth, 2, 64))
         };
         let (a, b) = (make()?, make()?);
-        for (qp, to) in [(&a, &b), (&b, &a)] {
-            let connect = Connect {
-                qpn: to.number,
-                gid: self.gid.1,
-                gid_index: self.gid.0 as u8,
-                rq_psn: 7,
-                sq_psn: 7,
-                mtu: self.mtu,
-                rd_atomic: 4,
-                dest_rd_atomic: 4,
-                timeout: 14,
-                retry_cnt: 7,
-                rnr_retry: 7,
-                min_rnr_timer: 1,
-                traffic_class: 0,
-            };
-            qp.init(ALL_ACCESS)?;
-            qp.to_rtr(&connect)?;
-            qp.to_rts(&connect)?;
-        }
+        self.connect(&a, b.number)?;
+        self.connect(&b, a.number)?;
         Ok((a, b))
+    }
+
+    /// Connects a QP with the one of this device that has the number `to`.
+    fn connect(&self, qp: &Qp, to: u32) -> io::Result<()> {
+        let connect = Connect {
+            qpn: to,
+            gid: self.gid.1,
+            gid_index: self.gid.0 as u8,
+            rq_psn: 7,
+            sq_psn: 7,
+            mtu: self.mtu,
+            rd_atomic: 4,
+            dest_rd_atomic: 4,
+            timeout: 14,
+            retry_cnt: 7,
+            rnr_retry: 7,
+            min_rnr_timer: 1,
+            traffic_class: 0,
+        };
+        qp.init(ALL_ACCESS)?;
+        qp.to_rtr(&connect)?;
+        qp.to_rts(&connect)
     }
 }
 
+/// Bytes of the checked process's memory; nobody writes from UNTOUCHED on.
+const MEMORY: usize = 1 << 18;
+const UNTOUCHED: usize = 3 << 16;
+
 /// A Write and a READ back, checked, until `stop`; the number of rounds.
-fn verified(rig: &Rig, stop: &AtomicBool) -> Outcome<u64> {
+fn verified(mr: &Mr, a: &Qp, stop: &AtomicBool) -> Outcome<u64> {
     let text = |e: io::Error| e.to_string();
-    let memory = Arc::new(Memory::new(1 << 18).map_err(text)?);
-    let mr = rig.pd.reg(&memory, ALL_ACCESS).map_err(text)?;
-    let (a, _b) = rig.pair(16).map_err(text)?;
+    let memory = &mr.memory;
     let mut round = 0;
     while !stop.load(Ordering::Relaxed) {
         let len = 1 + (round as usize * 7919) % 60_000;
@@ -119,6 +138,8 @@ fn verified(rig: &Rig, stop: &AtomicBool) -> Outcome<u64> {
         memory.verify(1 << 16, len, round).map_err(|m| format!("round {round}: {m}"))?;
         round += 1;
     }
+    let untouched = memory.copy(UNTOUCHED, MEMORY - UNTOUCHED);
+    check!(untouched.iter().all(|b| *b == 0), "somebody has written where nobody may");
     Ok(round)
 }
 
@@ -232,6 +253,11 @@ fn commands(rig: &Rig, rng: &mut Rng, end: Instant) -> io::Result<()> {
     let target = Memory::new(1 << 16)?;
     let _objects = (rig.pair(16)?, rig.pd.create_srq(16, 1)?);
     while Instant::now() < end {
+        if rng.one_in(3) {
+            let (mut block, pointers) = extension(rng);
+            let _ = sys::ioctl(fd, 0xc018_1b01, &mut block, &pointers, &target);
+            continue;
+        }
         let attrs = rng.below(8) as usize;
         let mut block = vec![0u64; 3 + attrs * 2];
         let length = match rng.below(8) {
@@ -272,6 +298,37 @@ fn commands(rig: &Rig, rng: &mut Rng, end: Instant) -> io::Result<()> {
         let _ = write_command(fd, rng.below(64) as u32 | extended, &words, rng);
     }
     Ok(())
+}
+
+/// A call of one of the driver's own methods (uapi/rdma/metaroce-abi.h): right but for a few attributes.
+/// The block, and which of its words are pointers.
+fn extension(rng: &mut Rng) -> (Vec<u64>, Vec<usize>) {
+    const LENGTHS: [u64; 12] = [0, 1, 4, 8, 12, 16, 24, 104, 112, 208, 512, 0xffff];
+    let method = rng.below(4);
+    // Query, modify, transitions, and none.
+    let known = [4, 2, 5, 6][method as usize];
+    let (mut block, mut pointers) = (vec![0, 0, 0x4d52_4345], Vec::new());
+    for id in 0..known {
+        if rng.one_in(10) {
+            continue;
+        }
+        let (len, value) = match id {
+            // A handle; that of an event file, a region and others among them.
+            0 => (0, rng.below(8)),
+            // What is as long as a word is not pointed to.
+            _ if rng.one_in(2) => (*rng.pick(&[4, 8]), *rng.clone().pick(&[0, 1, 40, 112, 512, rng.bits()])),
+            _ => {
+                pointers.push(block.len() + 1);
+                (*rng.pick(&LENGTHS), rng.bits())
+            }
+        };
+        let flags = if rng.one_in(8) { rng.below(4) } else { 1 };
+        let reserved = if rng.one_in(30) { rng.below(4) } else { 0 };
+        block.extend([(0x1000 + id) | len << 16 | flags << 32 | reserved << 48, value]);
+    }
+    let attrs = (block.len() as u64 - 3) / 2;
+    block[0] = block.len() as u64 * 8 | 0x1000 << 16 | (0x1000 + method) << 32 | attrs << 48;
+    (block, pointers)
 }
 
 /// QPs, regions and CQs go while others post to them.
@@ -347,6 +404,100 @@ fn memlock(rig: &Rig, _: &mut Rng, end: Instant) -> io::Result<()> {
     Ok(())
 }
 
+/// Posts so many Writes, of which some may be refused.
+fn post(qp: &Qp, mr: &Mr, n: u64) {
+    for i in 0..n {
+        let wr = SendWr {
+            wr_id: i,
+            opcode: verbs::IBV_WR_RDMA_WRITE,
+            sges: vec![mr.sge(0, 30_000)],
+            flags: verbs::IBV_SEND_SIGNALED,
+            remote_addr: mr.addr(1 << 17),
+            rkey: mr.rkey,
+            ..SendWr::default()
+        };
+        let _ = qp.post_send(&[wr]);
+    }
+}
+
+/// Forks with requests under way: the copies post to the same rings, change the state of what their
+/// parent uses, write to the rings, or become a program that has the device open and does not know
+/// it; some outlive their parent.
+fn fork(rig: &Rig, rng: &mut Rng, end: Instant) -> io::Result<()> {
+    let fd = rig.context.cmd_fd();
+    sys::keep_across_exec(fd)?;
+    while Instant::now() < end {
+        let mr = rig.pd.reg(&Arc::new(Memory::new(1 << 18)?), ALL_ACCESS)?;
+        let (a, b) = rig.pair(64)?;
+        let mut children = Vec::new();
+        for _ in 0..3 {
+            post(&a, &mr, 10);
+            let mut own = Rng::new(rng.bits());
+            children.push(sys::fork(|| {
+                post(&a, &mr, 20);
+                match own.below(5) {
+                    0 => drop(Command::new("sleep").arg("0.2").exec()),
+                    1 => drop(a.set_state(verbs::IBV_QPS_ERR).and(b.set_state(verbs::IBV_QPS_RESET))),
+                    2 => mappings(fd).iter().for_each(|ring| ring.set_word(0, own.bits())),
+                    3 => drop(Rig::pair(rig, 16)),
+                    _ => {}
+                }
+            })?);
+        }
+        if rng.one_in(8) {
+            std::process::abort();
+        }
+        post(&a, &mr, 10);
+        for child in children {
+            child.wait()?;
+        }
+    }
+    Ok(())
+}
+
+/// Uses what belongs to the other process: its keys, here and from afar, and its QP as a peer.
+fn mixed(rig: &Rig, rng: &mut Rng, end: Instant) -> io::Result<()> {
+    let victim = rig.victim;
+    let mr = rig.pd.reg(&Arc::new(Memory::new(1 << 16)?), ALL_ACCESS)?;
+    while Instant::now() < end {
+        let (a, b) = rig.pair(4)?;
+        let wr = |sge: Sge, addr, rkey| SendWr {
+            opcode: verbs::IBV_WR_RDMA_WRITE,
+            sges: vec![sge],
+            flags: verbs::IBV_SEND_SIGNALED,
+            remote_addr: addr,
+            rkey,
+            ..SendWr::default()
+        };
+        let own = mr.sge(0, 1000);
+        let theirs = Sge::raw(victim.addr, 1000, victim.lkey);
+        let (request, due) = match rng.below(4) {
+            0 => (wr(own, victim.addr, victim.rkey), verbs::IBV_WC_REM_ACCESS_ERR),
+            1 => (wr(theirs, mr.addr(0), mr.rkey), verbs::IBV_WC_LOC_PROT_ERR),
+            2 => {
+                let read = SendWr { opcode: verbs::IBV_WR_RDMA_READ, ..wr(theirs, mr.addr(0), mr.rkey) };
+                (read, verbs::IBV_WC_LOC_PROT_ERR)
+            }
+            _ => {
+                a.set_state(verbs::IBV_QPS_RESET)?;
+                rig.connect(&a, victim.qpn)?;
+                (wr(own, victim.addr, victim.rkey), verbs::IBV_WC_RETRY_EXC_ERR)
+            }
+        };
+        a.post_send(&[request]).map_err(|e| e.error)?;
+        match a.send_cq.poll_one(PATIENCE)? {
+            Some(wc) if wc.status == due => {}
+            Some(wc) => {
+                let (is, due) = (verbs::status_name(wc.status), verbs::status_name(due));
+                return Err(io::Error::other(format!("{is} where {due} is due")));
+            }
+            None => return Err(io::Error::other("a request with the keys of others does not end")),
+        }
+        drop(b);
+    }
+    Ok(())
+}
+
 type Deed = fn(&Rig, &mut Rng, Instant) -> io::Result<()>;
 
 /// Name, what the hostile process does, whether it has to come to a good end.
@@ -356,6 +507,8 @@ const CASES: &[(&str, Deed, bool)] = &[
     ("local_random_commands", commands, false),
     ("local_destroy_against_post", destroy, true),
     ("local_exit_in_the_middle", exit, false),
+    ("local_fork_and_exec", fork, false),
+    ("local_objects_of_two_processes", mixed, true),
     ("local_memlock", memlock, true),
 ];
 
@@ -365,9 +518,16 @@ fn child(mut args: Args) -> i32 {
     let name: String = args.text("--child").unwrap_or_default();
     let seed = args.value("--seed").unwrap_or(1);
     let seconds = args.value("--seconds").unwrap_or(5);
+    let known: Vec<u64> =
+        args.text("--victim").unwrap_or_default().split(',').filter_map(|word| word.parse().ok()).collect();
+    let victim = match *known.as_slice() {
+        [qpn, lkey, rkey, addr] => Victim { qpn: qpn as u32, lkey: lkey as u32, rkey: rkey as u32, addr },
+        _ => Victim::default(),
+    };
     let Some((_, deed, _)) = CASES.iter().find(|c| c.0 == name) else { return 2 };
-    let result = Rig::new(&device)
-        .and_then(|rig| deed(&rig, &mut Rng::new(seed), Instant::now() + Duration::from_secs(seconds)));
+    let result = Rig::new(&device).and_then(|rig| {
+        deed(&Rig { victim, ..rig }, &mut Rng::new(seed), Instant::now() + Duration::from_secs(seconds))
+    });
     match result {
         Ok(()) => 0,
         Err(e) => {
@@ -383,10 +543,12 @@ struct Options {
     seed: u64,
 }
 
-fn start(options: &Options, name: &str, seed: u64) -> Outcome<Child> {
+fn start(options: &Options, name: &str, seed: u64, victim: Victim) -> Outcome<Child> {
     let me = std::env::current_exe().map_err(|e| e.to_string())?;
     let mut command = Command::new(me);
     command.args(["--child", name, "--seed", &seed.to_string(), "--seconds", &options.seconds.to_string()]);
+    let Victim { qpn, lkey, rkey, addr } = victim;
+    command.args(["--victim", &format!("{qpn},{lkey},{rkey},{addr}")]);
     if let Some(device) = &options.device.name {
         command.args(["--dev", device]);
     }
@@ -397,16 +559,19 @@ fn run(options: &Options, name: &str, must_end_well: bool) -> Outcome {
     let text = |e: io::Error| e.to_string();
     let stop = AtomicBool::new(false);
     let rig = Rig::new(&options.device).map_err(text)?;
+    let mr = rig.pd.reg(&Arc::new(Memory::new(MEMORY).map_err(text)?), ALL_ACCESS).map_err(text)?;
+    let (a, _b) = rig.pair(16).map_err(text)?;
+    let victim = Victim { qpn: a.number, lkey: mr.lkey, rkey: mr.rkey, addr: mr.addr(UNTOUCHED) };
     let (mut started, mut ended_well, mut first) = (0u64, 0u64, None);
     let rounds = std::thread::scope(|scope| -> Outcome<u64> {
-        let traffic = scope.spawn(|| verified(&rig, &stop));
+        let traffic = scope.spawn(|| verified(&mr, &a, &stop));
         let end = Instant::now() + Duration::from_secs(options.seconds);
         let result = (|| -> Outcome {
             while Instant::now() < end {
                 let mut children = Vec::new();
                 for _ in 0..PROCESSES {
                     started += 1;
-                    children.push(start(options, name, options.seed.wrapping_add(started))?);
+                    children.push(start(options, name, options.seed.wrapping_add(started), victim)?);
                 }
                 for mut c in children {
                     let status = c.wait().map_err(text)?;
