@@ -492,6 +492,30 @@ impl Mr {
         }
     }
 
+    /// ibv_rereg_mr that moves the region to `pd` and `memory` with other access flags. It outlives
+    /// neither.
+    pub fn rereg_all(&self, pd: &Pd, memory: &Memory, access: u32) -> io::Result<()> {
+        let what = ffi::IBV_REREG_MR_CHANGE_TRANSLATION
+            | ffi::IBV_REREG_MR_CHANGE_PD
+            | ffi::IBV_REREG_MR_CHANGE_ACCESS;
+        // SAFETY: MR and PD are valid, the range is mapped.
+        let result = unsafe {
+            ffi::ibv_rereg_mr(
+                self.raw,
+                what as i32,
+                pd.raw,
+                memory.addr() as *mut _,
+                memory.len(),
+                access as i32,
+            )
+        };
+        if result == 0 {
+            Ok(())
+        } else {
+            Err(last_error())
+        }
+    }
+
     /// The keys as they are now (a re-registration may change them).
     pub fn keys(&self) -> (u32, u32) {
         // SAFETY: the MR is valid.

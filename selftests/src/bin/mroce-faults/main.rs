@@ -8,6 +8,7 @@
 #![forbid(unsafe_code)]
 
 use selftests::args::Args;
+use selftests::dv::{self, Dv};
 use selftests::endpoint::{choose_gid, Device, ALL_ACCESS};
 use selftests::ktap::{note, Ktap, Outcome, Stop};
 use selftests::sys::{self, Memory};
@@ -86,6 +87,7 @@ struct Rig {
     context: Arc<Context>,
     pd: Arc<Pd>,
     memory: Arc<Memory>,
+    dv: Dv,
     gid: (u32, [u8; 16]),
     mtu: u32,
     /// Error completions, by what they say.
@@ -138,6 +140,7 @@ impl Rig {
             device: device.name.clone(),
             pd: context.alloc_pd().map_err(text)?,
             memory: Arc::new(Memory::new(1 << 20).map_err(text)?),
+            dv: Dv::load().map_err(text)?,
             gid: choose_gid(&context, device).map_err(text)?,
             mtu: context.query_port(1).map_err(text)?.active_mtu,
             failed: RefCell::default(),
@@ -171,13 +174,29 @@ impl Rig {
     /// Two QPs of the device that are connected with each other.
     fn pair(&self) -> io::Result<(Arc<Qp>, Arc<Qp>)> {
         let (a, b) = (self.qp()?, self.qp()?);
-        for (qp, to) in [(&a, &b), (&b, &a)] {
+        self.join(&a, &b)?;
+        Ok((a, b))
+    }
+
+    fn join(&self, a: &Qp, b: &Qp) -> io::Result<()> {
+        for (qp, to) in [(a, b), (b, a)] {
             let connect = self.connect(to);
             qp.init(ALL_ACCESS)?;
             qp.to_rtr(&connect)?;
             qp.to_rts(&connect)?;
         }
-        Ok((a, b))
+        Ok(())
+    }
+
+    /// All that the extensions can be asked, with as many paths as there can be.
+    fn extensions(&self) -> io::Result<()> {
+        let (a, b) = (self.qp()?, self.qp()?);
+        let paths = dv::METAROCE_MAX_PATHS;
+        self.dv.modify(&a, &dv::QpAttr { mask: dv::METAROCE_QP_PATHS, paths, ..Default::default() })?;
+        self.join(&a, &b)?;
+        self.dv.modify(&a, &dv::QpAttr { mask: dv::METAROCE_QP_EVENTS, events: 1, ..Default::default() })?;
+        self.dv.paths(&a)?;
+        self.dv.transitions(&a, &mut 0, dv::METAROCE_MAX_TRANSITIONS as usize).map(drop)
     }
 
     /// One request of each kind over a fresh pair; all end. An error of the request is as
@@ -241,6 +260,10 @@ const CASES: &[Case] = &[
     ("case06_alloc_pd", |r, _| r.context.alloc_pd().map(drop)),
     ("case06_reg_mr", |r, _| r.pd.reg(&r.memory, ALL_ACCESS).map(drop)),
     ("case06_rereg_mr", |r, _| r.pd.reg(&r.memory, ALL_ACCESS)?.rereg_access(verbs::IBV_ACCESS_LOCAL_WRITE)),
+    ("case06_rereg_mr_in_all", |r, _| {
+        let (pd, memory) = (r.context.alloc_pd()?, Memory::new(1 << 16)?);
+        r.pd.reg(&r.memory, ALL_ACCESS)?.rereg_all(&pd, &memory, ALL_ACCESS)
+    }),
     ("case06_create_channel", |r, _| r.context.create_channel().map(drop)),
     ("case06_create_cq", |r, _| r.context.create_cq(100, None).map(drop)),
     ("case06_create_cq_with_channel", |r, _| {
@@ -249,6 +272,11 @@ const CASES: &[Case] = &[
     }),
     ("case06_resize_cq", |r, _| r.context.create_cq(100, None)?.resize(5000)),
     ("case06_create_srq", |r, _| r.pd.create_srq(100, 2).map(drop)),
+    ("case06_srq_attributes", |r, _| {
+        let srq = r.pd.create_srq(100, 2)?;
+        srq.set_limit(5)?;
+        srq.limit().map(drop)
+    }),
     ("case06_create_qp", |r, _| r.qp().map(drop)),
     ("case06_create_qp_with_srq", |r, _| {
         let cq = r.context.create_cq(16, None)?;
@@ -257,9 +285,22 @@ const CASES: &[Case] = &[
         r.pd.create_qp(&init).map(drop)
     }),
     ("case06_modify_qp", |r, _| r.pair().map(drop)),
+    ("case06_states_of_a_qp", |r, _| {
+        let (a, b) = r.pair()?;
+        a.set_state(verbs::IBV_QPS_SQD)?;
+        a.set_state(verbs::IBV_QPS_RTS)?;
+        for qp in [a, b] {
+            qp.set_state(verbs::IBV_QPS_ERR)?;
+            qp.set_state(verbs::IBV_QPS_RESET)?;
+            qp.init(ALL_ACCESS)?;
+        }
+        Ok(())
+    }),
+    ("case06_extensions", |r, _| r.extensions()),
     ("case06_query", |r, _| {
         r.context.query_device()?;
         r.context.query_port(1)?;
+        r.context.gids()?;
         r.qp()?.query(verbs::IBV_QP_STATE).map(drop)
     }),
     ("case06_traffic", Rig::traffic),
