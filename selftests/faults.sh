@@ -234,7 +234,11 @@ net_fails_and_comes_back() {
     up
     add_links
     local how n
-    for how in carrier queue route mtu address clock cpu; do
+    for how in carrier full stopped route mtu address clock memory cpu; do
+        if [ $how = memory ] && ! injects >/dev/null; then
+            echo "memory: this kernel injects no faults"
+            continue
+        fi
         if [ $how = cpu ] && [ ! -w $cpu1 ]; then
             echo "cpu: this kernel has none to spare"
             continue
@@ -246,10 +250,17 @@ net_fails_and_comes_back() {
                 sleep 0.3
                 ip -n fi-a link set eth0 up
                 ;;
-            queue)
-                # Full at once, as if it had been stopped.
+            full)
                 tc -n fi-b qdisc add dev eth0 root tbf rate 8kbit burst 5000 limit 5000
                 sleep 0.5
+                tc -n fi-b qdisc delete dev eth0 root
+                ;;
+            stopped)
+                # All that is sent waits, and leaves together in the end.
+                tc -n fi-b qdisc add dev eth0 root tbf rate 8bit burst 5000 limit 100m
+                sleep 0.5
+                tc -n fi-b qdisc change dev eth0 root tbf rate 10gbit burst 1m limit 100m
+                sleep 0.2
                 tc -n fi-b qdisc delete dev eth0 root
                 ;;
             route)
@@ -265,6 +276,18 @@ net_fails_and_comes_back() {
             address)
                 ip -n fi-b address add 10.94.0.77/24 dev eth0
                 ip -n fi-b address delete 10.94.0.77/24 dev eth0
+                # Its own, for which QPs hold the GID.
+                ip -n fi-b address delete 10.94.0.2/24 dev eth0
+                sleep 0.3
+                ip -n fi-b address add 10.94.0.2/24 dev eth0
+                ;;
+            memory)
+                refuse_packets 10
+                sleep 1
+                refuse_packets 0
+                n=$(refused_packets)
+                [ "$n" -gt 100 ] || { echo "memory: only $n packets were refused: nothing was tested"; return 1; }
+                echo "memory: $n packets were refused"
                 ;;
             clock)
                 date -s '+1 hour' >/dev/null
@@ -297,8 +320,9 @@ net_gone_for_good() {
             address) ip -n fi-a address flush dev eth0 ;;
             carrier) ip -n fi-a link set eth0 down ;;
             namespace)
+                # Its device goes with it: a process alone would keep it.
                 kill -KILL "$server"
-                on a rdma link delete fia
+                wait "$server" 2>/dev/null || :
                 ip netns delete fi-a
                 ;;
         esac

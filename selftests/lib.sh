@@ -100,6 +100,30 @@ share_table() {
         }'
 }
 
+# refuse_packets PERCENT: on a kernel with fault injection, so many of the allocations of packets fail
+# from now on where nobody may wait for memory: those of the driver, and those of TCP in an interrupt.
+# refused_packets: how many have. False on other kernels.
+refuse_packets() {
+    local cache inject=/sys/kernel/debug/failslab
+    # A network namespace of `ip netns` has a /sys of its own.
+    mountpoint -q /sys/kernel/debug || mount -t debugfs none /sys/kernel/debug 2>/dev/null || :
+    [ -e $inject/cache-filter ] || return 1
+    if [ "$1" = 0 ]; then
+        echo 0 >$inject/probability
+        echo N >$inject/cache-filter
+        return
+    fi
+    for cache in skbuff_head_cache skbuff_small_head skbuff_fclone_cache; do
+        [ ! -e "/sys/kernel/slab/$cache/failslab" ] || echo 1 >"/sys/kernel/slab/$cache/failslab"
+    done
+    echo Y >$inject/cache-filter
+    echo Y >$inject/ignore-gfp-wait
+    echo 0 >$inject/verbose
+    echo 1000000 >$inject/times
+    echo "$1" >$inject/probability
+}
+refused_packets() { echo $((1000000 - $(cat /sys/kernel/debug/failslab/times))); }
+
 # median: of the numbers on stdin.
 median() { sort -g | awk '{ v[NR] = $1 } END { if (NR) print (NR % 2) ? v[(NR + 1) / 2] : (v[NR / 2] + v[NR / 2 + 1]) / 2; else print 0 }'; }
 

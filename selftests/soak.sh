@@ -23,9 +23,10 @@ trap 'down; rm -rf "$work"' EXIT
 
 # weather: the network becomes another one.
 weather() {
-    local n=a what=$((RANDOM % 8)) side=$((RANDOM % 2)) m
+    local n=a what=$((RANDOM % 9)) side=$((RANDOM % 2)) m
     [ $side = 0 ] || n=b
     tc -n so-$n qdisc delete dev eth0 root 2>/dev/null
+    refuse_packets 0
     case $what in
         0) ;;
         1) tc -n so-$n qdisc add dev eth0 root netem loss $((RANDOM % 10 + 1))% limit 20000 ;;
@@ -43,6 +44,7 @@ weather() {
             for m in a b; do ip -n so-$m link set eth0 mtu 4200; done
             ;;
         7) ip -n so-$n neigh flush dev eth0 ;;
+        8) refuse_packets 5 ;; # where the kernel can
     esac
 }
 
@@ -98,6 +100,7 @@ soak() {
     done
     [ $i -gt "$WARMUP" ] || { echo "only $i rounds: too short to compare"; return 1; }
     for n in a b; do tc -n so-$n qdisc delete dev eth0 root 2>/dev/null; done
+    refuse_packets 0 || :
     busywait 20 as_in_the_beginning || { echo "left: $(held), in the beginning: $(cat "$work/held")"; return 1; }
     after=$(slab "$work/after")
     echo "$i rounds; $(held); KiB of slab: $before after $WARMUP rounds, $after in the end"
