@@ -41,6 +41,7 @@ suites! {
     metaroce_connection: connection in crate::proto::connection::tests {
         memory_as_stated,
         memory_of_all_parts,
+        choices_are_repeated_and_secrets_are_not,
     }
     metaroce_congestion: congestion in crate::proto::congestion::tests {
         shares_are_max_min,

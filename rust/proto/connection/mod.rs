@@ -1224,6 +1224,30 @@ pub(crate) mod tests {
         }
     }
 
+    /// With `repeat`, choices follow from seed and addresses; what nobody may guess does not.
+    #[cfg_attr(test, test)]
+    pub(crate) fn choices_are_repeated_and_secrets_are_not() {
+        let drawn = |secret: u8, seed, repeat| {
+            let mut cfg = Config::new(4200);
+            (cfg.secret, cfg.seed, cfg.repeat) = ([secret; 16], seed, repeat);
+            let ids = Ids {
+                local_cid: u64::from(secret),
+                local_gid: [1; 16],
+                remote_gid: [2; 16],
+                dscp: 0,
+            };
+            let mut c = Connection::new(&cfg, ids, 0).expect("memory");
+            ([c.choice(), c.choice(), u64::from(c.any_port())], c.draw())
+        };
+        let (one, secret) = drawn(1, 7, true);
+        let (other, other_secret) = drawn(2, 7, true);
+        assert_eq!(one, other);
+        assert_ne!(secret, other_secret);
+        assert_ne!(one[0], one[1]);
+        assert_ne!(drawn(1, 8, true).0, one);
+        assert_ne!(drawn(1, 7, false).0, drawn(2, 7, false).0);
+    }
+
     const CONNECTION_SAID: usize = 10_240;
     const PATH_SAID: usize = 600;
     const SLOT_SAID: usize = 160;
