@@ -331,26 +331,29 @@ fn extension(rng: &mut Rng) -> (Vec<u64>, Vec<usize>) {
     (block, pointers)
 }
 
+/// Posts so many Writes, of which some may be refused.
+fn post(qp: &Qp, mr: &Mr, n: u64) {
+    for i in 0..n {
+        let wr = SendWr {
+            wr_id: i,
+            opcode: verbs::IBV_WR_RDMA_WRITE,
+            sges: vec![mr.sge(0, 100_000)],
+            flags: verbs::IBV_SEND_SIGNALED,
+            remote_addr: mr.addr(1 << 17),
+            rkey: mr.rkey,
+            ..SendWr::default()
+        };
+        let _ = qp.post_send(&[wr]);
+    }
+}
+
 /// QPs, regions and CQs go while others post to them.
 fn destroy(rig: &Rig, rng: &mut Rng, end: Instant) -> io::Result<()> {
     while Instant::now() < end {
         let mr = rig.pd.reg(&Arc::new(Memory::new(1 << 18)?), ALL_ACCESS)?;
         let (a, b) = rig.pair(16)?;
         std::thread::scope(|scope| {
-            scope.spawn(|| {
-                for i in 0..40 {
-                    let wr = SendWr {
-                        wr_id: i,
-                        opcode: verbs::IBV_WR_RDMA_WRITE,
-                        sges: vec![mr.sge(0, 100_000)],
-                        flags: verbs::IBV_SEND_SIGNALED,
-                        remote_addr: mr.addr(1 << 17),
-                        rkey: mr.rkey,
-                        ..SendWr::default()
-                    };
-                    let _ = a.post_send(&[wr]);
-                }
-            });
+            scope.spawn(|| post(&a, &mr, 40));
             for _ in 0..rng.below(30) {
                 std::thread::yield_now();
             }
@@ -368,16 +371,8 @@ fn destroy(rig: &Rig, rng: &mut Rng, end: Instant) -> io::Result<()> {
 fn exit(rig: &Rig, rng: &mut Rng, end: Instant) -> io::Result<()> {
     let mr = rig.pd.reg(&Arc::new(Memory::new(1 << 18)?), ALL_ACCESS)?;
     let (a, _b) = rig.pair(64)?;
-    for i in 0..60 {
-        let wr = SendWr {
-            wr_id: i,
-            opcode: verbs::IBV_WR_RDMA_WRITE,
-            sges: vec![mr.sge(0, 100_000)],
-            remote_addr: mr.addr(1 << 17),
-            rkey: mr.rkey,
-            ..SendWr::default()
-        };
-        let _ = a.post_send(&[wr]);
+    for _ in 0..60 {
+        post(&a, &mr, 1);
         if rng.one_in(20) && Instant::now() < end {
             let _ = Command::new("true").status();
         }
@@ -402,22 +397,6 @@ fn memlock(rig: &Rig, _: &mut Rng, end: Instant) -> io::Result<()> {
         drop(small);
     }
     Ok(())
-}
-
-/// Posts so many Writes, of which some may be refused.
-fn post(qp: &Qp, mr: &Mr, n: u64) {
-    for i in 0..n {
-        let wr = SendWr {
-            wr_id: i,
-            opcode: verbs::IBV_WR_RDMA_WRITE,
-            sges: vec![mr.sge(0, 30_000)],
-            flags: verbs::IBV_SEND_SIGNALED,
-            remote_addr: mr.addr(1 << 17),
-            rkey: mr.rkey,
-            ..SendWr::default()
-        };
-        let _ = qp.post_send(&[wr]);
-    }
 }
 
 /// Forks with requests under way: the copies post to the same rings, change the state of what their
