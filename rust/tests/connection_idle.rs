@@ -257,3 +257,33 @@ fn a_device_goes() {
         }
     }
 }
+
+/// Send records of both ends.
+fn records(sim: &mut Sim) -> [usize; 2] {
+    [0, 1].map(|h| sim.hosts[h].connection_at(0).expect("there").records())
+}
+
+#[test]
+fn records_are_given_back_at_rest() {
+    let mut sim = hosts(4, 4);
+    for h in &mut sim.hosts {
+        h.config.idle = 200 * MS;
+        h.config.path_records = 16;
+    }
+    sim.fabric.spines(0, 1, 4, &Link::new(40_000_000, 20 * US));
+    let (a, b) = sim.connect(0, 1, &QpSetup::default());
+    assert_eq!(records(&mut sim), [16; 2]);
+    for round in 0..3 {
+        stream_writes(&mut sim, &[a], 64, 5 * MS);
+        drain(&mut sim, &[a], S);
+        let grown = records(&mut sim);
+        assert!(grown[0] > 16, "round {round}: {grown:?}");
+        // While it is used, it keeps them.
+        sim.run_for(90 * MS);
+        exchange(&mut sim, 0, [a, b]);
+        assert_eq!(records(&mut sim)[0], grown[0], "round {round}");
+        sim.run_for(450 * MS);
+        assert_eq!(states(&mut sim), [Resting; 2], "round {round}");
+        assert_eq!(records(&mut sim), [16; 2], "round {round}");
+    }
+}

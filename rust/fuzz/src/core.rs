@@ -168,7 +168,7 @@ impl End {
             rq_psn: if self.index == 0 { b } else { a },
             ..setup.attr
         });
-        let spare = Connection::spare(self.core.slots() + 1).expect("memory");
+        let spare = Connection::spare(self.core.wanted_slots()).expect("memory");
         if let Ok((id, _)) = self.core.attach(now, stream, spare) {
             self.core.set_state(now, id, State::Rtr);
             self.core.set_state(now, id, State::Rts);
@@ -360,8 +360,8 @@ impl End {
         }
         let wanted = self.core.wants_records();
         if let Some(n) = wanted {
-            let more = Connection::records(self.core.path_count(), n).expect("memory");
-            drop(self.core.grow(more));
+            let more = Connection::record_memory(self.core.path_count(), n).expect("memory");
+            drop(self.core.use_records(more));
         }
         wanted.is_some()
     }

@@ -60,6 +60,9 @@ pub const PAYLOAD_MTU_MIN: u32 = 512;
 /// The payload of a full packet is a multiple of this, so that slices start aligned.
 const PAYLOAD_UNIT: u32 = 16;
 
+/// Send records of a path at the least.
+pub const RECORDS_MIN: usize = 16;
+
 /// Final blocks kept for streams that are gone.
 const TOMBSTONES: usize = 64;
 
@@ -94,7 +97,8 @@ pub struct Config {
     pub crc: bool,
     /// UDP checksum 0 may be used on IPv6.
     pub zero_checksum6: bool,
-    /// Outstanding packets of a path at the most: a power of two from 16 to 256.
+    /// Send records of a path at the beginning and at rest, which bound its outstanding packets
+    /// ([`Connection::wants_records`]): a power of two from 16 to 256.
     pub path_records: u16,
     /// Least margin of every verdict on silence, ns. 1 ms in the driver.
     pub margin: Time,
@@ -294,6 +298,13 @@ impl Rescue {
     }
 }
 
+/// Send records that a path has when `wanted` are asked for.
+fn records_of(wanted: usize) -> usize {
+    wanted
+        .clamp(RECORDS_MIN, OUTSTANDING_MAX as usize)
+        .next_power_of_two()
+}
+
 /// Send records for all paths of a connection; also what is left over. Made and dropped
 /// outside the connection's lock.
 pub struct Records(Vec<Vec<Record>>);
@@ -351,6 +362,8 @@ pub struct Connection {
     run_left: u32,
     /// A path had a window and no record for a packet.
     short_of_records: bool,
+    /// Nothing has moved for a while: the least number of records will do.
+    idle_records: bool,
 
     /// Pairs of addresses; the first is that of the connection's name.
     planes: Vec<Plane>,
@@ -427,9 +440,8 @@ impl Connection {
     pub fn new(cfg: &Config, ids: Ids, now: Time) -> Result<Self, AllocError> {
         let mut cfg = *cfg;
         cfg.paths = cfg.paths.clamp(1, PATHS_MAX as u8);
-        let records = usize::from(cfg.path_records)
-            .next_power_of_two()
-            .clamp(16, OUTSTANDING_MAX as usize);
+        let records = records_of(cfg.path_records.into());
+        cfg.path_records = records as u16;
         let mut random = handshake::keyed_hash(&cfg.secret, &[cfg.seed, ids.local_cid]);
         let mut draw = || {
             random = random.wrapping_add(1);
@@ -489,6 +501,7 @@ impl Connection {
             run_path: 0,
             run_left: 0,
             short_of_records: false,
+            idle_records: false,
             planes,
             inbound,
             roster: try_box(Roster::default())?,
@@ -589,23 +602,38 @@ impl Connection {
         self.agreed.payload_mtu
     }
 
-    /// Memory for a connection with `streams` streams. Process context, no lock held.
+    /// For how many streams [`Connection::attach`] needs memory; 0 is "there is enough".
+    pub fn wanted_slots(&self) -> usize {
+        self.streams.wanted()
+    }
+
+    /// Memory for [`Connection::wanted_slots`] streams: none for 0, else for at least so many
+    /// ([`Spare::slots`]). Process context, no lock held.
     pub fn spare(streams: usize) -> Result<Spare, AllocError> {
         Spare::new(streams)
     }
 
-    /// How many send records per path would be of use, when there are too few for the
-    /// windows.
+    /// How many send records per path there should be, when that is another number than there
+    /// are: twice as many, when there are too few for the windows, or as many as at the
+    /// beginning, when nothing has moved for a while.
     pub fn wants_records(&self) -> Option<usize> {
-        let have = self.paths.first()?.tx.records();
-        (self.short_of_records && have < OUTSTANDING_MAX as usize).then(|| have.saturating_mul(2))
+        let have = self.records();
+        if self.short_of_records && have < OUTSTANDING_MAX as usize {
+            Some(have.saturating_mul(2))
+        } else {
+            let least = usize::from(self.cfg.path_records);
+            (self.idle_records && have > least).then_some(least)
+        }
+    }
+
+    /// Send records of a path.
+    pub fn records(&self) -> usize {
+        self.paths.first().map_or(0, |p| p.tx.records())
     }
 
     /// Memory for `records` send records per path. Process context, no lock held.
-    pub fn records(paths: usize, records: usize) -> Result<Records, AllocError> {
-        let n = records
-            .clamp(16, OUTSTANDING_MAX as usize)
-            .next_power_of_two();
+    pub fn record_memory(paths: usize, records: usize) -> Result<Records, AllocError> {
+        let n = records_of(records);
         let mut rings = Vec::with_capacity(paths)?;
         for _ in 0..paths {
             let ring = Vec::from_fn(n, |_| Record::default())?;
@@ -616,12 +644,19 @@ impl Connection {
         Ok(Records(rings))
     }
 
-    /// Takes more send records into use and gives back the former ones.
-    pub fn grow(&mut self, mut records: Records) -> Records {
-        for (p, ring) in self.paths.iter_mut().zip(records.0.iter_mut()) {
-            p.tx.grow(ring);
+    /// Takes other send records into use, more or fewer, and gives back what is not needed:
+    /// the former ones, or these, when what is outstanding does not fit in.
+    pub fn use_records(&mut self, mut records: Records) -> Records {
+        let fits = |p: &Path, ring: &Vec<Record>| p.tx.fits_in(ring.len());
+        if self.paths.len() == records.0.len()
+            && self.paths.iter().zip(records.0.iter()).all(|(p, r)| fits(p, r))
+        {
+            for (p, ring) in self.paths.iter_mut().zip(records.0.iter_mut()) {
+                p.tx.exchange(ring);
+            }
         }
         self.short_of_records = false;
+        self.idle_records = false;
         for i in 0..self.paths.len() {
             self.refresh(i);
         }
@@ -638,19 +673,14 @@ impl Connection {
         self.paths.len()
     }
 
-    /// Stream slots that have been used; the id of the next stream is at most this number.
-    pub fn slots(&self) -> usize {
-        self.streams.used()
-    }
-
     /// Streams attached.
     pub fn streams(&self) -> usize {
         self.streams.len()
     }
 
     /// Attaches a stream, whose attributes are set, and gives its id and what is left of
-    /// `spare` (made for one more than [`Connection::slots`]), to be freed outside the
-    /// lock. Hands both back when the connection is closing, closed or failed.
+    /// `spare` ([`Connection::spare`]), to be freed outside the lock. Hands both back when the
+    /// connection is closing, closed or failed.
     #[allow(clippy::result_large_err)] // both are handed back as they came
     pub fn attach(
         &mut self,

@@ -51,7 +51,7 @@ impl Connection {
     }
 
     fn look_later(&mut self, now: Time) {
-        self.rest.due = if self.cfg.idle == 0 || self.loopback {
+        self.rest.due = if self.cfg.idle == 0 {
             Time::MAX
         } else {
             now.saturating_add((self.cfg.idle / u64::from(LOOKS)).max(1))
@@ -90,8 +90,9 @@ impl Connection {
         if core::mem::replace(&mut self.rest.seen, traffic) != traffic {
             return self.watch_idleness(now);
         }
-        if self.rest.tries >= CLOSE_TRIES {
-            // Nobody answers. It stays as it is: it closes by agreement alone.
+        self.idle_records = true;
+        if self.loopback || self.rest.tries >= CLOSE_TRIES {
+            // There is no peer, or nobody answers. It stays as it is: it closes by agreement alone.
             return self.watch_idleness(now);
         }
         if self.rest.tries == 0 {
@@ -127,6 +128,7 @@ impl Connection {
             self.next_first_epoch();
             self.state = ConnectionState::Resting;
             self.reattempt = false;
+            self.idle_records = true;
             self.counters.rests = self.counters.rests.wrapping_add(1);
         }
     }

@@ -95,13 +95,21 @@ pub struct Spare {
 }
 
 impl Spare {
-    /// Memory for `streams` streams.
+    /// Memory for `streams` streams; none for 0.
     pub(super) fn new(streams: usize) -> Result<Self, AllocError> {
-        let n = streams.max(4).next_power_of_two();
+        let n = match streams {
+            0 => 0,
+            n => n.max(4).next_power_of_two(),
+        };
         Ok(Self {
             slots: Vec::from_fn(n, |_| Slot::empty())?,
             buckets: Vec::from_fn(n, |_| NIL)?,
         })
+    }
+
+    /// Streams that it is memory for.
+    pub fn slots(&self) -> usize {
+        self.slots.len()
     }
 }
 
@@ -167,14 +175,24 @@ impl Streams {
         s.stream.as_deref_mut()
     }
 
-    /// Puts a stream in. `spare` is room for one more stream than [`Streams::used`]; gives
-    /// back what is not needed.
+    /// For how many streams there has to be memory before one more can be put in; 0 is "there
+    /// is enough".
+    pub(super) fn wanted(&self) -> usize {
+        if self.free != NIL || self.used() < self.slots.len() {
+            0
+        } else {
+            self.used().saturating_add(1)
+        }
+    }
+
+    /// Puts a stream in. `spare` is memory for [`Streams::wanted`] streams; gives back what is
+    /// not needed.
     pub(super) fn insert(
         &mut self,
         mut stream: Box<Stream>,
         mut spare: Spare,
     ) -> Result<(StreamId, Spare), (Box<Stream>, Spare)> {
-        if self.free == NIL && self.used() >= self.slots.len() {
+        if self.wanted() != 0 {
             if spare.slots.len() <= self.slots.len() {
                 return Err((stream, spare));
             }

@@ -114,9 +114,16 @@ impl SendHalf {
         self.inflight = 0;
     }
 
-    /// Moves the records into a greater ring and leaves the old one in its place.
-    pub(crate) fn grow(&mut self, ring: &mut Vec<Record>) {
-        if ring.len() <= self.ring.len() || !ring.len().is_power_of_two() {
+    /// Whether what is outstanding fits into a ring of `records`.
+    pub(crate) fn fits_in(&self, records: usize) -> bool {
+        let used = self.next.wrapping_sub(self.cumulative) as usize;
+        records.is_power_of_two() && used <= records
+    }
+
+    /// Moves the records into another ring and leaves the old one in its place, unless they
+    /// do not fit in.
+    pub(crate) fn exchange(&mut self, ring: &mut Vec<Record>) {
+        if !self.fits_in(ring.len()) {
             return;
         }
         let mask = ring.len().wrapping_sub(1);
@@ -606,7 +613,7 @@ pub(crate) mod tests {
     }
 
     #[cfg_attr(test, test)]
-    pub(crate) fn rings_grow_with_packets_in_flight() {
+    pub(crate) fn rings_change_with_packets_in_flight() {
         let mut s = half(16);
         for i in 0..12 {
             s.push(0, None, i);
@@ -618,13 +625,29 @@ pub(crate) mod tests {
         }
         assert!(!s.has_room());
         let mut ring = Vec::from_fn(64, |_| Record::default()).expect("memory");
-        s.grow(&mut ring);
+        s.exchange(&mut ring);
         assert_eq!((ring.len(), s.records()), (16, 64));
         assert!(s.has_room());
         for i in 0..16u32 {
             let r = s.record((12 + i) & 255).expect("there");
             assert_eq!(u32::from(r.len), 100 + i);
         }
+        // Back, but not while more is outstanding than fits in.
+        s.push(0, None, 116);
+        s.exchange(&mut ring);
+        assert_eq!((ring.len(), s.records()), (16, 64));
+        take(&mut s, &block(25, 0, 0));
+        s.exchange(&mut ring);
+        assert_eq!((ring.len(), s.records()), (64, 16));
+        for n in 25..29u32 {
+            let r = s.record(n).expect("there");
+            assert_eq!(u32::from(r.len), 100 + n - 12);
+        }
+        for _ in 0..12 {
+            assert!(s.has_room());
+            s.push(0, None, 1);
+        }
+        assert!(!s.has_room());
     }
 
     #[cfg_attr(test, test)]

@@ -433,7 +433,7 @@ impl Host {
             window: setup.window,
         });
         let core = &mut self.conns[conn].as_mut().expect("there").core;
-        let spare = Connection::spare(core.slots() + 1).expect("memory");
+        let spare = Connection::spare(core.wanted_slots()).expect("memory");
         let Ok((id, _)) = core.attach(now, stream, spare) else {
             panic!("attach refused");
         };
@@ -816,8 +816,8 @@ impl Host {
         for c in self.conns.iter_mut().flatten() {
             c.core.end_of_batch(now);
             if let Some(n) = c.core.wants_records() {
-                let more = Connection::records(c.core.path_count(), n).expect("memory");
-                drop(c.core.grow(more));
+                let more = Connection::record_memory(c.core.path_count(), n).expect("memory");
+                drop(c.core.use_records(more));
             }
             if let Some(shares) = self.shares.as_mut() {
                 if c.core.report_is_due(now) {

@@ -259,7 +259,7 @@ impl End {
                 window: 4096,
             });
             let core = &mut self.conns[i].core;
-            let spare = Connection::spare(core.slots() + 1).expect("memory");
+            let spare = Connection::spare(core.wanted_slots()).expect("memory");
             let Ok((id, _)) = core.attach(now, stream, spare) else {
                 panic!("attach refused");
             };
@@ -576,8 +576,8 @@ impl End {
         }
         let conn = &mut self.conns[c];
         if let Some(n) = conn.core.wants_records() {
-            let more = Connection::records(conn.core.path_count(), n).expect("memory");
-            drop(conn.core.grow(more));
+            let more = Connection::record_memory(conn.core.path_count(), n).expect("memory");
+            drop(conn.core.use_records(more));
         }
         let Some(t) = conn.core.wake_at(now) else {
             return;
