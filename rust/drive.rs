@@ -12,12 +12,14 @@
 //! | the connection's timer | softirq (hrtimer) | [`timer::Handler::expired`] |
 //! | doorbell, modify, destroy | process | [`connect`] and the methods of [`Attachment`] |
 //! | news of the device's planes | process | [`Table::planes_changed`] |
+//! | memory for connections that are used, or not any more | process | `Keeper` |
 //!
 //! # Lock order
 //!
 //! QP state mutex → `Table::connecting` (both process only) → table of connections →
-//! connection → shares, RQ or SRQ → CQ. An inbox's lock is taken alone. All but the mutexes are taken with softirqs off. Under the connection's lock nothing is
-//! allocated, freed, copied to or from user memory, sent, or told to a program.
+//! connection → shares, RQ or SRQ, list of the keeper → CQ. An inbox's lock is taken alone. All but
+//! the mutexes are taken with softirqs off. Under the connection's lock nothing is allocated, freed,
+//! copied to or from user memory, sent, or told to a program.
 //!
 //! # Receiving
 //!
@@ -31,8 +33,16 @@
 //! # Sending
 //!
 //! A path's packets must leave in order, so one CPU at a time sends for a connection: the
-//! one that took [`State::batch`] out of the locked state. Whoever finds it taken leaves
-//! his input in the core and goes; the holder looks again before it puts the batch back.
+//! one that has set [`State::sending`]. Whoever finds it set leaves his input in the core and
+//! goes; the sender looks again before he clears it.
+//!
+//! # Memory
+//!
+//! What a CPU needs while it reads or sends ([`Reads`], [`Batch`]) is lent to it by the device
+//! and is no connection's. A connection has few send records and little room for held packets
+//! while it rests. When the core has too few, the device's keeper, a work item in process context,
+//! makes more and exchanges them under the connection's lock; when nothing has moved for a while it
+//! does the contrary. Without memory the connection goes on with what it has, and asks again later.
 //!
 //! # Who holds what, and how destruction waits
 //!
@@ -62,6 +72,7 @@ pub use crate::proto::directory::Key;
 use crate::{
     kernel_ext::{
         bh::{self, BhWork},
+        lend::Pool,
         rcu,
         timer::{self, Timer},
     },
@@ -125,8 +136,12 @@ const READ_ROUNDS: usize = 4;
 /// As often the work item looks for more before it gives way.
 const WORK_ROUNDS: usize = 4;
 
-/// Packets held for one connection at the most (rule 15 of PROTOCOL.md).
+/// Packets held for one connection at the most (rule 15 of PROTOCOL.md), and while it rests.
 const HELD: usize = 256;
+const HELD_AT_REST: usize = 32;
+
+/// Without memory for more of something it is asked for again after this time, ns.
+const MEMORY_AGAIN: Time = 100_000_000;
 
 /// Answers to those who have proven nothing: 10,000 a second, and so many at once. A host that
 /// is flooded does not spend its time on them.
@@ -145,6 +160,9 @@ pub struct Table {
     made: AtomicU64,
     /// Connections that exist, in the table or not any more.
     living: AtomicUsize,
+    /// What CPUs need while they send and read.
+    tools: Tools,
+    keeper: Arc<Keeper>,
     /// Held while a connection is looked up or made, so that a pair gets one.
     #[pin]
     connecting: Mutex<()>,
@@ -170,12 +188,14 @@ impl Named for Arc<Conn> {
 
 impl Table {
     /// An empty table.
-    pub fn new() -> impl PinInit<Self> {
+    pub fn new(tools: Tools, keeper: Arc<Keeper>) -> impl PinInit<Self> {
         let hash_key = u128::from(net::random_u64()) << 64 | u128::from(net::random_u64());
         pin_init!(Self {
             answers: AtomicU64::new(0),
             made: AtomicU64::new(0),
             living: AtomicUsize::new(0),
+            tools,
+            keeper,
             connecting <- new_mutex!(()),
             slots <- new_spinlock!(Slots {
                 conns: Directory::new(hash_key.to_ne_bytes()),
@@ -255,6 +275,8 @@ impl Table {
             let Some(conn) = conn else { break };
             conn.stop();
         }
+        // Every connection has stopped, so none goes to the keeper any more.
+        self.keeper.stop();
         // Those that had left the table: their work items are about to run, or a timer that was
         // armed while its handler ran is about to expire.
         while self.living.load(Ordering::Acquire) != 0 {
@@ -341,6 +363,9 @@ pub struct Conn {
     timer: Timer<Self>,
     #[pin]
     work: bh::Item<Self>,
+    /// The one behind it in the keeper's list, whose lock is held when this one is taken.
+    #[pin]
+    next: SpinLock<Option<Arc<Conn>>>,
     /// Dropped last: then there is nothing left of it.
     device: Owner,
 }
@@ -350,8 +375,27 @@ struct Inbox {
     queue: SkbQueue,
     /// Somebody reads or is about to, and will look again.
     reading: bool,
-    /// Room for the packets that are being read; the work item has it while it runs.
-    batch: Option<os::Box<os::Vec<Arrival>>>,
+    /// The work item runs.
+    running: bool,
+}
+
+/// Packets that are being read: room for [`READS`].
+type Reads = os::Vec<Arrival>;
+
+/// What CPUs need while they send and read, for as many as may do so at once.
+pub struct Tools {
+    batches: Pool<Batch>,
+    reads: Pool<Reads>,
+}
+
+impl Tools {
+    /// `ENOMEM`.
+    pub fn new() -> Result<Self> {
+        Ok(Self {
+            batches: Pool::new(Batch::new)?,
+            reads: Pool::new(|| Ok(os::try_box(os::Vec::with_capacity(READS)?)?))?,
+        })
+    }
 }
 
 /// A packet that is being read, in a batch of others.
@@ -376,19 +420,33 @@ struct State {
     held: Held,
     /// What has become of its paths.
     history: History,
-    /// The right to send; see the top of this file.
-    batch: Option<os::Box<Batch>>,
+    /// Somebody sends; see the top of this file.
+    sending: bool,
     /// Input came while somebody else was sending.
     more: bool,
     /// What the timer is armed for; `Time::MAX` is "not".
     armed: Time,
     /// The device goes or the peers have parted: no timer any more.
     stopped: bool,
+    /// The keeper looks after the memory, or is about to.
+    kept: bool,
+    /// There was no memory: not before then.
+    memory_again: Time,
+}
+
+impl State {
+    /// Whether there should be more, or less, memory than there is.
+    fn wants_memory(&self, now: Time) -> bool {
+        (self.held.wanted(&self.core).is_some() || self.core.wants_records().is_some())
+            && now >= self.memory_again
+    }
 }
 
 /// Received packets that wait for what is ahead of them.
 struct Held {
     packets: os::Vec<HeldPacket>,
+    /// There was no room for one.
+    short: bool,
 }
 
 /// A received packet and where its payload begins.
@@ -399,6 +457,39 @@ struct HeldPacket {
 }
 
 impl Held {
+    /// Whether one more has room.
+    fn has_room(&mut self) -> bool {
+        let room = self.packets.len() < self.packets.capacity();
+        self.short |= !room;
+        room
+    }
+
+    /// For how many packets there should be room, when there is another one: for all that may be,
+    /// once there was too little, and for few while `core` is idle.
+    fn wanted(&self, core: &Connection) -> Option<usize> {
+        let have = self.packets.capacity();
+        if self.short && have < HELD {
+            Some(HELD)
+        } else {
+            (have > HELD_AT_REST && core.is_unused() && self.packets.is_empty())
+                .then_some(HELD_AT_REST)
+        }
+    }
+
+    /// Moves into other memory, if that is enough, and leaves the one that is not needed in its
+    /// place.
+    fn exchange(&mut self, memory: &mut os::Vec<HeldPacket>) {
+        self.short = false;
+        if memory.capacity() < self.packets.len() {
+            return;
+        }
+        while let Some(packet) = self.packets.pop() {
+            // There is room.
+            let _ = memory.push(packet);
+        }
+        core::mem::swap(memory, &mut self.packets);
+    }
+
     fn take(&mut self, token: &Token) -> Option<HeldPacket> {
         let i = self.packets.iter().position(|p| p.token == *token)?;
         // The last element takes the place of the one that goes.
@@ -465,7 +556,7 @@ impl Batch {
 /// The core's questions, answered from the QPs. Lives as long as the lock is held.
 struct Answers<'a> {
     qps: &'a [Option<Arc<QpInner>>],
-    held: usize,
+    held: &'a mut Held,
 }
 
 impl Host for Answers<'_> {
@@ -478,7 +569,7 @@ impl Host for Answers<'_> {
     }
 
     fn may_hold(&mut self, _bytes: u32) -> bool {
-        self.held < HELD
+        self.held.has_room()
     }
 }
 
@@ -592,10 +683,7 @@ impl Arrival {
                 plane: skb.plane(),
                 payload_len: skb.len().saturating_sub(self.skip),
             };
-            let mut host = Answers {
-                qps,
-                held: held.packets.len(),
-            };
+            let mut host = Answers { qps, held };
             core.receive(now, &packet, &info, &mut host)
         });
         let placement = match received {
@@ -631,10 +719,7 @@ impl Arrival {
             Some(qp) => self.copy = Some((placement, qp.plan())),
             None => {
                 // The core has just found the stream, and its QP goes together with it.
-                let mut host = Answers {
-                    qps,
-                    held: held.packets.len(),
-                };
+                let mut host = Answers { qps, held };
                 let fault = Placed::Fault(Fault::Operation);
                 core.placed(now, placement.token, fault, &mut host);
             }
@@ -659,7 +744,7 @@ impl Arrival {
         };
         let mut host = Answers {
             qps: &state.qps,
-            held: state.held.packets.len(),
+            held: &mut state.held,
         };
         state
             .core
@@ -722,18 +807,21 @@ impl Conn {
             core: Self::new_core(&device.connection_config(&flow, paths), ids)?,
             qps: os::Vec::new(),
             held: Held {
-                packets: os::Vec::with_capacity(HELD)?,
+                packets: os::Vec::with_capacity(HELD_AT_REST)?,
+                short: false,
             },
             history: History::new()?,
-            batch: Some(Batch::new()?),
+            sending: false,
             more: false,
             armed: Time::MAX,
             stopped: false,
+            kept: false,
+            memory_again: 0,
         };
         let inbox = Inbox {
             queue: SkbQueue::new(),
             reading: false,
-            batch: Some(os::try_box(os::Vec::with_capacity(READS)?)?),
+            running: false,
         };
         Arc::pin_init(
             pin_init!(Self {
@@ -748,6 +836,7 @@ impl Conn {
                 inbox <- new_spinlock!(inbox),
                 timer <- Timer::new(),
                 work <- bh::Item::new(),
+                next <- new_spinlock!(None),
                 device: Owner::new(device),
             }),
             GFP_KERNEL,
@@ -840,7 +929,7 @@ impl Conn {
             if inbox.queue.len() < INBOX {
                 self.waiting.fetch_add(1, Ordering::Release);
                 inbox.queue.push(skb);
-                let crowd = inbox.queue.len() == CROWD && inbox.batch.is_some();
+                let crowd = inbox.queue.len() == CROWD && !inbox.running;
                 (idle, crowd && software, None)
             } else {
                 (idle, false, Some(skb))
@@ -858,9 +947,11 @@ impl Conn {
 
     /// Reads what is in the inbox. The work item only, which `has_read` ends.
     fn read(&self) {
-        let Some(mut batch) = self.inbox.lock().batch.take() else {
+        // Others have them all: it is tried again, as with what comes meanwhile.
+        let Some(mut batch) = self.device.table.tools.reads.take() else {
             return;
         };
+        self.inbox.lock().running = true;
         for _ in 0..READ_ROUNDS {
             {
                 let mut inbox = self.inbox.lock();
@@ -877,7 +968,7 @@ impl Conn {
             self.waiting.fetch_sub(batch.len(), Ordering::Release);
             batch.clear();
         }
-        self.inbox.lock().batch = Some(batch);
+        self.inbox.lock().running = false;
     }
 
     /// Ends the reading when nothing is left; otherwise somebody has to read again.
@@ -931,17 +1022,23 @@ impl Conn {
     /// somebody else does it already. Softirqs are off.
     fn run(self: &Arc<Self>) {
         let mut state = self.state.lock();
-        let Some(mut batch) = state.batch.take() else {
+        if state.sending {
             state.more = true;
             return;
+        }
+        let Some(mut batch) = self.device.table.tools.batches.take() else {
+            // Others have them all: soon.
+            drop(state);
+            return bh::queue(self);
         };
+        state.sending = true;
         for _ in 0..ROUNDS {
             state.more = false;
             let now = net::now();
             let mut busy = self.events(&mut state, &mut batch, now);
             busy |= self.fill(&mut state, &mut batch, now);
             if !busy && !state.more {
-                self.rest(state, batch, now);
+                self.rest(state, now);
                 return;
             }
             drop(state);
@@ -957,7 +1054,7 @@ impl Conn {
             }
             drop(regions);
             self.send(&mut batch);
-            if batch.ended {
+            if core::mem::take(&mut batch.ended) {
                 self.device.table.remove(self);
             }
 
@@ -967,10 +1064,7 @@ impl Conn {
             } = &mut *state;
             let now = net::now();
             for job in batch.jobs.iter() {
-                let mut host = Answers {
-                    qps,
-                    held: held.packets.len(),
-                };
+                let mut host = Answers { qps, held };
                 core.placed(now, job.placement.token, job.done, &mut host);
             }
             for slot in batch.slots.iter().take(batch.used) {
@@ -980,9 +1074,20 @@ impl Conn {
             }
         }
         // Enough for one go: others want the CPU as well.
-        state.batch = Some(batch);
+        state.sending = false;
+        self.keep(&mut state, net::now());
         drop(state);
+        // Their QPs may wait for that.
+        batch.jobs.clear();
         bh::queue(self);
+    }
+
+    /// Goes to the keeper when it needs other memory than it has.
+    fn keep(self: &Arc<Self>, state: &mut State, now: Time) {
+        if state.wants_memory(now) && !state.kept && !state.stopped {
+            state.kept = true;
+            self.device.table.keeper.add(self);
+        }
     }
 
     /// Ends a run: gives the right to send back and arms the timer.
@@ -993,13 +1098,13 @@ impl Conn {
             State,
             ::kernel::sync::lock::spinlock::SpinLockBackend,
         >,
-        batch: os::Box<Batch>,
         now: Time,
     ) {
-        state.batch = Some(batch);
+        state.sending = false;
         if state.stopped {
             return;
         }
+        self.keep(&mut state, now);
         match state.core.wake_at(now) {
             // A timer that fires early finds nothing to do and is armed again; only an
             // earlier time is worth touching the hardware for.
@@ -1293,6 +1398,109 @@ impl timer::Handler for Conn {
     }
 }
 
+/// Sees to the memory of connections, in process context.
+#[pin_data]
+pub struct Keeper {
+    /// The first of those that wait, each of which has the next one.
+    #[pin]
+    first: SpinLock<Option<Arc<Conn>>>,
+    #[pin]
+    work: bh::Item<Self>,
+}
+
+impl Keeper {
+    /// Nobody waits. `ENOMEM`.
+    pub fn new() -> Result<Arc<Self>> {
+        Arc::pin_init(
+            pin_init!(Self {
+                first <- new_spinlock!(None, "metaroce_keeper"),
+                work <- bh::Item::new(),
+            }),
+            GFP_KERNEL,
+        )
+    }
+
+    /// Adds a connection that is not in the list. Softirqs are off; the caller holds the
+    /// connection's lock.
+    fn add(self: &Arc<Self>, conn: &Arc<Conn>) {
+        {
+            let mut first = self.first.lock();
+            *conn.next.lock() = first.take();
+            *first = Some(conn.clone());
+        }
+        bh::queue(self);
+    }
+
+    fn pop(&self) -> Option<Arc<Conn>> {
+        let _bh = bh::disable();
+        let mut first = self.first.lock();
+        let conn = first.take()?;
+        *first = conn.next.lock().take();
+        drop(first);
+        Some(conn)
+    }
+
+    /// Ends its work. Process context; nobody adds a connection any more.
+    fn stop(self: &Arc<Self>) {
+        bh::cancel_sync(self);
+        while self.pop().is_some() {}
+    }
+}
+
+impl BhWork for Keeper {
+    const SLEEPS: bool = true;
+
+    fn item(&self) -> &bh::Item<Self> {
+        &self.work
+    }
+
+    fn run(this: Arc<Self>) {
+        while let Some(conn) = this.pop() {
+            conn.exchange_memory();
+        }
+    }
+}
+
+impl Conn {
+    /// Gets the memory that it has use for now. Process context.
+    fn exchange_memory(self: &Arc<Self>) {
+        let (paths, records, held) = {
+            let _bh = bh::disable();
+            let mut state = self.state.lock();
+            // From here on it may ask again.
+            state.kept = false;
+            let State { core, held, .. } = &mut *state;
+            (core.path_count(), core.wants_records(), held.wanted(core))
+        };
+        let records = records.map(|n| Connection::record_memory(paths, n));
+        let held = held.map(os::Vec::with_capacity);
+        let failed = matches!(records, Some(Err(_))) || matches!(held, Some(Err(_)));
+        if failed {
+            self.device.counters.no_memory();
+        }
+        let (mut records, mut held) = (records.and_then(Result::ok), held.and_then(Result::ok));
+        {
+            let _bh = bh::disable();
+            {
+                let mut state = self.state.lock();
+                records = records.map(|memory| state.core.use_records(memory));
+                if let Some(memory) = &mut held {
+                    state.held.exchange(memory);
+                }
+                if failed {
+                    state.memory_again = net::now().saturating_add(MEMORY_AGAIN);
+                } else {
+                    state.core.memory_is_least();
+                }
+            }
+            // There may be room for packets now.
+            self.run();
+        }
+        // Freed outside the lock.
+        drop((records, held));
+    }
+}
+
 /// A QP's place in a connection.
 #[derive(Clone)]
 pub struct Attachment {
@@ -1407,16 +1615,18 @@ impl Conn {
         qp: &Arc<QpInner>,
         stream: os::Box<stream::Stream>,
     ) -> core::result::Result<Attachment, (Option<Error>, os::Box<stream::Stream>)> {
-        // Memory for one more stream, made outside the lock; what it replaces is freed
-        // outside as well. `connecting` keeps the count from growing in between.
-        let count = {
+        // Memory for more streams, when one more needs it, made outside the lock; what it replaces
+        // is freed outside as well. `connecting` keeps their number from growing in between.
+        let wanted = {
             let _bh = bh::disable();
-            let slots = self.state.lock().core.slots();
-            slots
+            let wanted = self.state.lock().core.wanted_slots();
+            wanted
         };
-        let spare = Connection::spare(count + 1);
-        let table = os::Vec::from_fn(count + 1, |_| None);
-        let (Ok(spare), Ok(mut table)) = (spare, table) else {
+        let memory = Connection::spare(wanted).and_then(|spare| {
+            let table = os::Vec::from_fn(spare.slots(), |_| None)?;
+            Ok((spare, table))
+        });
+        let Ok((spare, mut table)) = memory else {
             return Err((Some(ENOMEM), stream));
         };
         let _bh = bh::disable();
@@ -1476,6 +1686,8 @@ pub struct Summary {
     pub inflight: u64,
     /// Transmissions of packets that had been sent before.
     pub retransmits: u64,
+    /// Send records of a path, which bound its packets in flight.
+    pub records: u64,
 }
 
 impl Attachment {
@@ -1511,6 +1723,7 @@ impl Attachment {
         let _bh = bh::disable();
         let state = self.conn.state.lock();
         sum.retransmits = state.core.counters().retransmits;
+        sum.records = state.core.records() as u64;
         sum.planes = state.core.planes().filter(|p| p.paths != 0).count() as u64;
         for path in state.core.paths() {
             sum.paths += 1;
@@ -1602,8 +1815,13 @@ impl Attachment {
     /// Takes the QP out of the connection, and waits until no copy for it is running.
     /// Process context.
     pub fn disconnect(self, qp: &QpInner) -> Option<os::Box<stream::Stream>> {
-        // Without memory for it they are freed under the lock, which is slow, not wrong.
-        let mut trash = os::Vec::with_capacity(HELD).unwrap_or_default();
+        // Without room for them they are freed under the lock, which is slow, not wrong.
+        let held = {
+            let _bh = bh::disable();
+            let held = self.conn.state.lock().held.packets.len();
+            held
+        };
+        let mut trash = os::Vec::with_capacity(held).unwrap_or_default();
         let (stream, gone) = {
             let _bh = bh::disable();
             let mut state = self.conn.state.lock();

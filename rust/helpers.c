@@ -582,22 +582,42 @@ void metaroce_kfree_rcu(void *p)
 	kvfree_rcu_mightsleep(p);
 }
 
-/* rings: as vmalloc_user(), but counted for the control group of the program */
+/*
+ * rings: as vmalloc_user(), but counted for the control group of the program; one page, of which
+ * most rings of many QPs are, without an area of vmalloc
+ */
 void *metaroce_ring_alloc(size_t size)
 {
-	return __vmalloc(size, GFP_KERNEL_ACCOUNT | __GFP_ZERO | __GFP_NOWARN);
+	gfp_t gfp = GFP_KERNEL_ACCOUNT | __GFP_ZERO | __GFP_NOWARN;
+
+	if (size == PAGE_SIZE)
+		return (void *)__get_free_page(gfp);
+	return __vmalloc(size, gfp);
+}
+
+void metaroce_ring_free(void *memory)
+{
+	if (is_vmalloc_addr(memory))
+		vfree(memory);
+	else
+		free_page((unsigned long)memory);
 }
 
 /* What remap_vmalloc_range() does, which takes memory of vmalloc_user() only. */
 int metaroce_ring_map(struct vm_area_struct *vma, void *memory, size_t size)
 {
+	struct page *page;
 	unsigned long done;
 	int r;
 
 	if (vma->vm_end - vma->vm_start != size)
 		return -EINVAL;
 	for (done = 0; done < size; done += PAGE_SIZE) {
-		r = vm_insert_page(vma, vma->vm_start + done, vmalloc_to_page(memory + done));
+		if (is_vmalloc_addr(memory))
+			page = vmalloc_to_page(memory + done);
+		else
+			page = virt_to_page(memory + done);
+		r = vm_insert_page(vma, vma->vm_start + done, page);
 		if (r)
 			return r;
 	}

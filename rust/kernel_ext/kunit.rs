@@ -69,7 +69,7 @@ suites! {
         a_gap_is_loss_and_a_lost_resend_is_seen,
         thresholds_and_spurious_resends,
         what_was_not_sent_cannot_be_acknowledged,
-        rings_grow_with_packets_in_flight,
+        rings_change_with_packets_in_flight,
         stamps_go_on_after_silence,
     }
     metaroce_pair: pair in crate::proto::pair {

@@ -12,6 +12,7 @@ pub mod ib_planes;
 pub mod ids;
 #[cfg(CONFIG_KUNIT = "y")]
 mod kunit;
+pub mod lend;
 pub mod net;
 pub mod rcu;
 pub mod restrack;

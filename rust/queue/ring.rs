@@ -57,7 +57,7 @@ impl Memory {
         self.size
     }
 
-    /// Start of the memory, whole pages of `vmalloc`.
+    /// Start of the memory, whole pages.
     pub fn as_ptr(&self) -> *mut u8 {
         self.base.as_ptr()
     }
@@ -81,8 +81,8 @@ impl Memory {
 
 impl Drop for Memory {
     fn drop(&mut self) {
-        // SAFETY: allocated by `vmalloc`; callable in any context but hard interrupts.
-        unsafe { bindings::vfree(self.base.as_ptr().cast()) };
+        // SAFETY: allocated by `metaroce_ring_alloc`; callable in any context but hard interrupts.
+        unsafe { bindings::metaroce_ring_free(self.base.as_ptr().cast()) };
     }
 }
 

@@ -48,10 +48,11 @@ macro_rules! counters {
         const CONNECTION: usize = [$($name),*].len();
 
         /// Names in the order of [`Counters::read`].
-        static NAMES: [StatDesc; CONNECTION + DROPS + 1 + PATHS] = [
+        static NAMES: [StatDesc; CONNECTION + DROPS + 2 + PATHS] = [
             $(StatDesc::new($name),)*
             $(StatDesc::new($drop),)*
             StatDesc::new(c"conn_errors"),
+            StatDesc::new(c"no_memory"),
             $(StatDesc::new($path),)*
         ];
 
@@ -117,6 +118,7 @@ pub struct Counters {
     ended: [AtomicU64; CONNECTION],
     drops: [AtomicU64; DROPS],
     errors: AtomicU64,
+    memory: AtomicU64,
     paths: [AtomicU64; PATHS],
 }
 
@@ -145,6 +147,7 @@ impl Counters {
             ended: [const { AtomicU64::new(0) }; CONNECTION],
             drops: [const { AtomicU64::new(0) }; DROPS],
             errors: AtomicU64::new(0),
+            memory: AtomicU64::new(0),
             paths: [const { AtomicU64::new(0) }; PATHS],
         }
     }
@@ -166,6 +169,11 @@ impl Counters {
     /// Counts a connection that could not be made, or was lost. Any context.
     pub fn connection_error(&self) {
         self.errors.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Counts that there was no memory for a connection that had use for more. Any context.
+    pub fn no_memory(&self) {
+        self.memory.fetch_add(1, Ordering::Relaxed);
     }
 
     /// Counts `bytes` sent on a path. Any context.
@@ -197,7 +205,7 @@ impl Counters {
         let rest = self
             .drops
             .iter()
-            .chain([&self.errors])
+            .chain([&self.errors, &self.memory])
             .chain(&self.paths)
             .map(|c| c.load(Ordering::Relaxed));
         for (to, from) in to.iter_mut().zip(connections.chain(rest)) {

@@ -58,8 +58,6 @@ const LAST_QPN: u32 = 0xff_fffe;
 const PORT_BASE: u16 = 49152;
 /// Idle connections are closed after this time, ns.
 const IDLE: Time = 30_000_000_000;
-/// Outstanding packets of a path.
-const PATH_RECORDS: u16 = 256;
 /// Peers among which the inbound bandwidth is divided; further ones are not told a share.
 const SENDERS: usize = 4096;
 /// Least time before silence means anything, ns.
@@ -119,6 +117,7 @@ impl DeviceInner {
     ) -> Result<Driver> {
         let regions = mem::Table::new()?;
         let port = Port::new()?;
+        let (tools, keeper) = (drive::Tools::new()?, drive::Keeper::new()?);
         // The line's rate is looked up for each QP that connects.
         let shares = Self::shares_of(1)?;
         let mut secret = [0u8; 16];
@@ -132,7 +131,7 @@ impl DeviceInner {
                 guid,
                 params,
                 port,
-                table <- drive::Table::new(),
+                table <- drive::Table::new(tools, keeper),
                 regions,
                 qpns <- Ids::new(FIRST_QPN, LAST_QPN, first),
                 domains: AtomicU64::new(1),
@@ -234,7 +233,7 @@ impl DeviceInner {
             paths,
             crc: self.params.crc,
             zero_checksum6: false,
-            path_records: PATH_RECORDS,
+            path_records: connection::RECORDS_MIN as u16,
             margin: MARGIN,
             batching: BATCHING,
             idle: IDLE,

@@ -362,8 +362,8 @@ pub struct Connection {
     run_left: u32,
     /// A path had a window and no record for a packet.
     short_of_records: bool,
-    /// Nothing has moved for a while: the least number of records will do.
-    idle_records: bool,
+    /// Nothing has moved for a while: the least memory will do.
+    unused: bool,
 
     /// Pairs of addresses; the first is that of the connection's name.
     planes: Vec<Plane>,
@@ -501,7 +501,7 @@ impl Connection {
             run_path: 0,
             run_left: 0,
             short_of_records: false,
-            idle_records: false,
+            unused: false,
             planes,
             inbound,
             roster: try_box(Roster::default())?,
@@ -622,8 +622,19 @@ impl Connection {
             Some(have.saturating_mul(2))
         } else {
             let least = usize::from(self.cfg.path_records);
-            (self.idle_records && have > least).then_some(least)
+            (self.unused && have > least).then_some(least)
         }
+    }
+
+    /// Whether nothing has moved for a while, and memory that only a connection in use needs may
+    /// go; until [`Connection::use_records`] or [`Connection::memory_is_least`].
+    pub fn is_unused(&self) -> bool {
+        self.unused
+    }
+
+    /// What an unused connection does not need has gone.
+    pub fn memory_is_least(&mut self) {
+        self.unused = false;
     }
 
     /// Send records of a path.
@@ -656,7 +667,7 @@ impl Connection {
             }
         }
         self.short_of_records = false;
-        self.idle_records = false;
+        self.unused = false;
         for i in 0..self.paths.len() {
             self.refresh(i);
         }

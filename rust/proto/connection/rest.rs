@@ -90,7 +90,7 @@ impl Connection {
         if core::mem::replace(&mut self.rest.seen, traffic) != traffic {
             return self.watch_idleness(now);
         }
-        self.idle_records = true;
+        self.unused = true;
         if self.loopback || self.rest.tries >= CLOSE_TRIES {
             // There is no peer, or nobody answers. It stays as it is: it closes by agreement alone.
             return self.watch_idleness(now);
@@ -128,7 +128,7 @@ impl Connection {
             self.next_first_epoch();
             self.state = ConnectionState::Resting;
             self.reattempt = false;
-            self.idle_records = true;
+            self.unused = true;
             self.counters.rests = self.counters.rests.wrapping_add(1);
         }
     }
