@@ -47,7 +47,8 @@
 //! # Who holds what, and how destruction waits
 //!
 //! Softirq holds `Arc`s only: the device's table holds each connection, a connection holds
-//! the QPs attached to it, a queued work item and an armed timer hold the connection.
+//! the QPs attached to it, a queued work item, an armed timer and the keeper's list hold the
+//! connection.
 //! [`Attachment::disconnect`] takes the QP out under the lock, then waits until no copy for it is
 //! running (`QpInner::copies`); after that nothing of the connection reaches the QP's
 //! memory. A connection that leaves the table loses its timer; [`Table::shutdown`] stops timer

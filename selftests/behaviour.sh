@@ -538,7 +538,7 @@ case19_resource_details() {
     # shellcheck disable=SC2086
     { kill $pid; wait $pid || :; } 2>/dev/null
     for kind in 'drv_sends [0-9]+ drv_receives [0-9]+ drv_peer ::ffff:10\.99\.0\.1 drv_connection 0x[0-9a-f]+ drv_paths 16 drv_paths_good [0-9]+' \
-        'drv_srtt_us [1-9][0-9]* drv_window [1-9][0-9]* drv_inflight [0-9]+ drv_retransmits [0-9]+' \
+        'drv_srtt_us [1-9][0-9]* drv_window [1-9][0-9]* drv_inflight [0-9]+ drv_retransmits [0-9]+ drv_records [0-9]+' \
         'drv_unpolled [0-9]+ drv_overflowed 0' 'drv_posted [1-9][0-9]* drv_limit 0' 'drv_iova 0x[0-9a-f]+ drv_access 0x[1-9a-f]'; do
         echo "$text" | has -E "$kind" || { echo "not shown: $kind"; echo "$text"; return 1; }
     done

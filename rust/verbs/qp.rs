@@ -372,8 +372,8 @@ impl Qp {
         out.number(c"srtt_us", conn.srtt / 1000)?;
         out.number(c"window", conn.window)?;
         out.number(c"inflight", conn.inflight)?;
-        out.number(c"records", conn.records)?;
-        out.number(c"retransmits", conn.retransmits)
+        out.number(c"retransmits", conn.retransmits)?;
+        out.number(c"records", conn.records)
     }
 
     /// What its connection is like, for programs. `paths` has room for all.

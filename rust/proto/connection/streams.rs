@@ -81,6 +81,15 @@ impl Slot {
     }
 }
 
+/// Which of `buckets` (at most 2^32) a QP number belongs to. The numbers of one connection lie at
+/// any even distance from one another when a program takes its peers in turn.
+fn bucket(qpn: u32, buckets: usize) -> usize {
+    // Multiplications by odd numbers with bits all over, the upper half folded in between.
+    let mixed = qpn.wrapping_mul(0x9e37_79b1);
+    let mixed = (mixed ^ mixed >> 15).wrapping_mul(0x85eb_ca6b);
+    (u64::from(mixed).wrapping_mul(buckets as u64) >> 32) as usize
+}
+
 #[derive(Clone, Copy)]
 struct Fifo {
     head: u32,
@@ -150,8 +159,7 @@ impl Streams {
     }
 
     fn bucket(&self, qpn: u32) -> usize {
-        // QP numbers are handed out in sequence: their low bits spread well enough.
-        qpn as usize & self.buckets.len().wrapping_sub(1)
+        bucket(qpn, self.buckets.len())
     }
 
     pub(super) fn slot(&self, i: u32) -> Option<&Slot> {
@@ -366,5 +374,34 @@ impl Streams {
     /// Number of slots on a list at the most (for bounded walks).
     pub(super) fn bound(&self) -> usize {
         self.used()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    extern crate std;
+
+    use super::bucket;
+
+    /// Whatever way QP numbers come to a connection in, and however many, the slot of a packet's QP
+    /// is found in as many steps.
+    #[test]
+    fn a_qp_among_4096_is_found_as_soon() {
+        for count in [1usize, 25, 32, 512, 4096] {
+            let buckets = count.max(4).next_power_of_two();
+            for distance in (1..200).chain([256, 500, 1000, 1024, 2016, 4000, 4032, 4096]) {
+                let mut load = std::vec![0u32; buckets];
+                let mut steps = 0;
+                for i in 0..count as u32 {
+                    let qpn = (70_000 + i * distance) & 0xff_ffff;
+                    let at = &mut load[bucket(qpn, buckets)];
+                    *at += 1;
+                    steps += *at;
+                }
+                let most = load.iter().max().copied().unwrap_or(0);
+                assert!(most <= 10, "{most} of {count} at {distance} in one bucket");
+                assert!(steps as usize <= count * 2, "{steps} steps to {count} at {distance}");
+            }
+        }
     }
 }
