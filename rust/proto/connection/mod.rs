@@ -660,7 +660,11 @@ impl Connection {
     pub fn use_records(&mut self, mut records: Records) -> Records {
         let fits = |p: &Path, ring: &Vec<Record>| p.tx.fits_in(ring.len());
         if self.paths.len() == records.0.len()
-            && self.paths.iter().zip(records.0.iter()).all(|(p, r)| fits(p, r))
+            && self
+                .paths
+                .iter()
+                .zip(records.0.iter())
+                .all(|(p, r)| fits(p, r))
         {
             for (p, ring) in self.paths.iter_mut().zip(records.0.iter_mut()) {
                 p.tx.exchange(ring);

@@ -400,7 +400,10 @@ mod tests {
                 }
                 let most = load.iter().max().copied().unwrap_or(0);
                 assert!(most <= 10, "{most} of {count} at {distance} in one bucket");
-                assert!(steps as usize <= count * 2, "{steps} steps to {count} at {distance}");
+                assert!(
+                    steps as usize <= count * 2,
+                    "{steps} steps to {count} at {distance}"
+                );
             }
         }
     }

@@ -143,43 +143,50 @@ impl Many {
             made = self.grown(&before, "QPs in INIT", qps)?;
             Ok(())
         });
-        good &= good && ktap.run("connections_are_made", || {
-            alone = self.time_of("one connection")?;
-            let before = Memory::now()?;
-            self.all("first")?;
-            // The first process had connected one pair already.
-            per_connection = self.grown(&before, "connections with a QP", connections - 2)?;
-            let before = Memory::now()?;
-            self.all("rest")?;
-            per_qp = self.grown(&before, "further QPs connected", qps - connections)?;
-            Ok(())
-        });
-        good &= good && ktap.run("data_arrives_over_each_qp", || {
-            let opened = counter(&self.context.name, "conn_opened")?;
-            self.all("send")?;
-            let opened = counter(&self.context.name, "conn_opened")? - opened;
-            note(&format!("{} connections opened when they were used", opened));
-            check!(counter(&self.context.name, "conn_errors")? == 0, "connections failed");
-            Ok(())
-        });
-        good &= good && ktap.run("memory_is_as_stated", || {
-            // A connection comes with a QP's stream.
-            let connection = per_connection.total.saturating_sub(per_qp.total);
-            let qp = made.total + per_qp.total;
-            note(&format!("a connection at rest: {connection} bytes, a connected QP: {qp} bytes"));
-            if qps < TELLING || connections < TELLING {
-                return Ok(());
-            }
-            check!(connection <= CONNECTION, "a connection has {connection} bytes, {CONNECTION} are stated");
-            check!(qp <= QP, "a QP has {qp} bytes, {QP} are stated");
-            Ok(())
-        });
-        good &= good && ktap.run("one_among_many_costs_what_one_alone_costs", || {
-            let among = self.time_of("the same among all")?;
-            // Told, not judged: others use the machine.
-            note(&format!("{:.2} times as long", among / alone));
-            Ok(())
-        });
+        good &= good
+            && ktap.run("connections_are_made", || {
+                alone = self.time_of("one connection")?;
+                let before = Memory::now()?;
+                self.all("first")?;
+                // The first process had connected one pair already.
+                per_connection = self.grown(&before, "connections with a QP", connections - 2)?;
+                let before = Memory::now()?;
+                self.all("rest")?;
+                per_qp = self.grown(&before, "further QPs connected", qps - connections)?;
+                Ok(())
+            });
+        good &= good
+            && ktap.run("data_arrives_over_each_qp", || {
+                let opened = counter(&self.context.name, "conn_opened")?;
+                self.all("send")?;
+                let opened = counter(&self.context.name, "conn_opened")? - opened;
+                note(&format!("{} connections opened when they were used", opened));
+                check!(counter(&self.context.name, "conn_errors")? == 0, "connections failed");
+                Ok(())
+            });
+        good &= good
+            && ktap.run("memory_is_as_stated", || {
+                // A connection comes with a QP's stream.
+                let connection = per_connection.total.saturating_sub(per_qp.total);
+                let qp = made.total + per_qp.total;
+                note(&format!("a connection at rest: {connection} bytes, a connected QP: {qp} bytes"));
+                if qps < TELLING || connections < TELLING {
+                    return Ok(());
+                }
+                check!(
+                    connection <= CONNECTION,
+                    "a connection has {connection} bytes, {CONNECTION} are stated"
+                );
+                check!(qp <= QP, "a QP has {qp} bytes, {QP} are stated");
+                Ok(())
+            });
+        good &= good
+            && ktap.run("one_among_many_costs_what_one_alone_costs", || {
+                let among = self.time_of("the same among all")?;
+                // Told, not judged: others use the machine.
+                note(&format!("{:.2} times as long", among / alone));
+                Ok(())
+            });
         ktap.run("nothing_is_left", || {
             check!(good, "not all was made");
             let most = Memory::now()?.since(&self.begin).total;
@@ -235,7 +242,12 @@ fn start(plan: Plan) -> Result<Many, String> {
     let parts = parts.map_err(|e| format!("starting processes: {e}"))?;
     let others = resource(&context.name, "qp").map_err(|e| format!("{e:?}"))?;
     let begin = Memory::now().map_err(|e| format!("{e:?}"))?;
-    note(&format!("{gids} addresses, {} connections, {} QPs, {} processes", 2 * pairs, plan.qps, plan.processes));
+    note(&format!(
+        "{gids} addresses, {} connections, {} QPs, {} processes",
+        2 * pairs,
+        plan.qps,
+        plan.processes
+    ));
     Ok(Many { plan, context, parts, connections: 2 * pairs as u64, begin, others })
 }
 

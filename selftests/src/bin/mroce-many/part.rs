@@ -31,7 +31,12 @@ impl Part {
     pub fn start(plan: &Plan, index: usize) -> io::Result<Self> {
         let mut command = Command::new(std::env::current_exe()?);
         command.args(["--part", &index.to_string(), "--qps", &plan.qps.to_string()]);
-        command.args(["--processes", &plan.processes.to_string(), "--wait", &plan.wait.as_secs().to_string()]);
+        command.args([
+            "--processes",
+            &plan.processes.to_string(),
+            "--wait",
+            &plan.wait.as_secs().to_string(),
+        ]);
         if let Some(name) = &plan.device.name {
             command.args(["--dev", name]);
         }
@@ -55,7 +60,7 @@ impl Part {
     pub fn answer(&mut self) -> io::Result<String> {
         let mut line = String::new();
         self.answers.read_line(&mut line)?;
-        match line.trim_end().split_once(' ') {
+        match line.trim_end_matches('\n').split_once(' ') {
             Some(("ok", rest)) => Ok(rest.to_string()),
             Some(("error", why)) => Err(io::Error::other(why.to_string())),
             _ => Err(io::Error::other(format!("process {} is gone", self.child.id()))),
