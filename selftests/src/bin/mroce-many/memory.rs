@@ -17,9 +17,6 @@ pub struct Memory {
     pub vmalloc: u64,
 }
 
-/// Bytes of each of several things.
-pub type MemoryOf = Memory;
-
 impl Memory {
     /// As it is now.
     pub fn now() -> Outcome<Self> {
@@ -46,7 +43,7 @@ impl Memory {
     }
 
     /// The part of one of `count`.
-    pub fn each(&self, count: u64) -> MemoryOf {
+    pub fn each(&self, count: u64) -> Memory {
         let count = count.max(1);
         Memory { total: self.total / count, slab: self.slab / count, vmalloc: self.vmalloc / count }
     }
