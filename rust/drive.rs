@@ -91,7 +91,7 @@ use crate::{
         wire::{self, Body, Packet, PlaneAddress, Type, PLANES_MAX},
     },
     verbs::{
-        device::DeviceInner,
+        device::{Choice, DeviceInner},
         extension::History,
         qp::{CopyPlan, Notify, QpInner},
     },
@@ -796,7 +796,7 @@ impl Conn {
         cid: u64,
         key: Key,
         flow: Flow,
-        paths: u8,
+        choice: Choice,
     ) -> Result<Arc<Self>> {
         let ids = connection::Ids {
             local_cid: cid,
@@ -805,7 +805,7 @@ impl Conn {
             dscp: key.dscp,
         };
         let state = State {
-            core: Self::new_core(&device.connection_config(&flow, paths), ids)?,
+            core: Self::new_core(&device.connection_config(&flow, choice), ids)?,
             qps: os::Vec::new(),
             held: Held {
                 packets: os::Vec::with_capacity(HELD_AT_REST)?,
@@ -1516,7 +1516,7 @@ pub fn connect(
     qp: &Arc<QpInner>,
     key: Key,
     flow: Flow,
-    paths: u8,
+    choice: Choice,
     mut stream: os::Box<stream::Stream>,
 ) -> core::result::Result<Attachment, (Error, os::Box<stream::Stream>)> {
     let device = &qp.device;
@@ -1533,7 +1533,7 @@ pub fn connect(
                 flow = rest;
                 conn
             }
-            (None, Some(flow)) => match device.table.insert(device, key, flow, paths) {
+            (None, Some(flow)) => match device.table.insert(device, key, flow, choice) {
                 Ok(conn) => conn,
                 Err(e) => return Err((e, stream)),
             },
@@ -1560,7 +1560,7 @@ impl Table {
         device: &Arc<DeviceInner>,
         key: Key,
         flow: Flow,
-        paths: u8,
+        choice: Choice,
     ) -> Result<Arc<Conn>> {
         // Only `connecting`'s holder takes places: room that was made is still there.
         let (free, places) = {
@@ -1587,7 +1587,7 @@ impl Table {
             }
         };
         let cid = (net::random_u64() & !INDEX_MASK) | u64::from(place);
-        let conn = match Conn::new(device, cid, key, flow, paths) {
+        let conn = match Conn::new(device, cid, key, flow, choice) {
             Ok(conn) => conn,
             Err(e) => {
                 let _bh = bh::disable();

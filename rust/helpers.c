@@ -689,6 +689,11 @@ unsigned int metaroce_online_cpus(void)
 }
 
 /* Extensions: methods of METAROCE_OBJECT_QP (kernel_ext/ib_dv.rs) */
+bool metaroce_is_net_admin(void)
+{
+	return capable(CAP_NET_ADMIN);
+}
+
 struct ib_qp *metaroce_bundle_qp(const struct uverbs_attr_bundle *bundle, u16 id)
 {
 	return uverbs_attr_get_obj(bundle, id);
@@ -767,7 +772,7 @@ void metaroce_set_definitions(struct ib_device *dev)
 	dev->driver_def = metaroce_definitions;
 }
 
-/* Attributes of a device: its planes (kernel_ext/ib_planes.rs) */
+/* Attributes of a device: its planes and what is the same for all (kernel_ext/ib_planes.rs) */
 enum metaroce_plane_change {
 	METAROCE_PLANE_ADD,
 	METAROCE_PLANE_DEL,
@@ -778,6 +783,8 @@ enum metaroce_plane_change {
 int metaroce_planes_change(struct ib_device *dev, enum metaroce_plane_change change,
 			   const char *text, size_t len);
 ssize_t metaroce_planes_show(struct ib_device *dev, char *text, size_t room);
+int metaroce_controller_choose(struct ib_device *dev, const char *text, size_t len);
+ssize_t metaroce_controller_show(struct ib_device *dev, char *text, size_t room);
 
 static ssize_t list_show(struct device *dev, struct device_attribute *attr, char *buf)
 {
@@ -798,6 +805,23 @@ static ssize_t _name##_store(struct device *dev, struct device_attribute *attr,	
 }											\
 static DEVICE_ATTR_WO(_name)
 
+static ssize_t controller_show(struct device *dev, struct device_attribute *attr, char *buf)
+{
+	return metaroce_controller_show(rdma_device_to_ibdev(dev), buf, PAGE_SIZE);
+}
+
+static ssize_t controller_store(struct device *dev, struct device_attribute *attr,
+				const char *buf, size_t count)
+{
+	int ret;
+
+	if (!capable(CAP_NET_ADMIN))
+		return -EPERM;
+	ret = metaroce_controller_choose(rdma_device_to_ibdev(dev), buf, count);
+	return ret ?: count;
+}
+static DEVICE_ATTR_RW(controller);
+
 METAROCE_PLANE_ATTR(add, METAROCE_PLANE_ADD);
 METAROCE_PLANE_ATTR(del, METAROCE_PLANE_DEL);
 METAROCE_PLANE_ATTR(drain, METAROCE_PLANE_DRAIN);
@@ -809,6 +833,7 @@ static struct attribute *metaroce_plane_attrs[] = {
 	&dev_attr_del.attr,
 	&dev_attr_drain.attr,
 	&dev_attr_resume.attr,
+	&dev_attr_controller.attr,
 	NULL,
 };
 

@@ -139,6 +139,10 @@ pub trait Operations: Send + Sync + Sized + 'static {
     fn change_planes(&self, change: Change, text: &[u8]) -> Result;
     /// What is read of the device's planes.
     fn show_planes(&self, out: &mut dyn Write) -> fmt::Result;
+    /// Takes the controller that `text`, written into a file of the device, names.
+    fn choose_controller(&self, text: &[u8]) -> Result;
+    /// What is read of the device's controllers.
+    fn show_controller(&self, out: &mut dyn Write) -> fmt::Result;
 
     /// Adds to what the core shows of a QP.
     fn show_qp(&self, qp: &Self::Qp, out: &mut Details<'_>) -> Result;

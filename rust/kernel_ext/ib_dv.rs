@@ -32,6 +32,13 @@ pub enum Method {
     Transitions,
 }
 
+/// Whether the program that calls may do what only administrators may (CAP_NET_ADMIN). Process
+/// context.
+pub fn is_net_admin() -> bool {
+    // SAFETY: a question about the current task.
+    unsafe { bindings::metaroce_is_net_admin() }
+}
+
 /// Attributes of the call that runs.
 pub struct Arguments<'a> {
     raw: *const bindings::uverbs_attr_bundle,

@@ -1,13 +1,17 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! The files `planes/*` of a device. They are declared in helpers.c, where the macros for them
-//! can be used. While one is written or read, the device is not deallocated: its removal waits.
+//! The files `planes/*` of a device (the RDMA core has room for one directory). They are declared
+//! in helpers.c, where the macros for them can be used. While one is written or read, the device is
+//! not deallocated: its removal waits.
 //!
 //! C header: `include/linux/sysfs.h`.
 
 use super::ib::{self, Operations};
 use crate::{bindings, verbs::device::Driver};
-use ::core::slice;
+use ::core::{
+    fmt::{self, Write},
+    slice,
+};
 use ::kernel::{
     error::from_result,
     ffi::{c_char, c_int},
@@ -74,6 +78,61 @@ unsafe extern "C" fn metaroce_planes_show(
     room: usize,
 ) -> isize {
     // SAFETY: Guaranteed by the caller.
+    unsafe { show(raw, text, room, |device, out| device.show_planes(out)) }
+}
+
+/// A controller was written.
+///
+/// # Safety
+///
+/// Called by the file alone: `raw` is a device of this driver that is not deallocated meanwhile,
+/// `text` has `len` bytes.
+#[no_mangle]
+unsafe extern "C" fn metaroce_controller_choose(
+    raw: *mut bindings::ib_device,
+    text: *const c_char,
+    len: usize,
+) -> c_int {
+    from_result(|| {
+        // SAFETY: Guaranteed by the caller.
+        let (device, text) = unsafe {
+            (
+                ib::device_of::<Driver>(raw),
+                slice::from_raw_parts(text.cast::<u8>(), len),
+            )
+        };
+        device.choose_controller(text)?;
+        Ok(0)
+    })
+}
+
+/// The controllers are read, into `room` bytes at `text`. How many bytes there are.
+///
+/// # Safety
+///
+/// As for [`metaroce_planes_show`].
+#[no_mangle]
+unsafe extern "C" fn metaroce_controller_show(
+    raw: *mut bindings::ib_device,
+    text: *mut c_char,
+    room: usize,
+) -> isize {
+    // SAFETY: Guaranteed by the caller.
+    unsafe { show(raw, text, room, |device, out| device.show_controller(out)) }
+}
+
+/// Lets `write` write a few short lines, which fit. How many bytes they are.
+///
+/// # Safety
+///
+/// As for [`metaroce_planes_show`].
+unsafe fn show(
+    raw: *mut bindings::ib_device,
+    text: *mut c_char,
+    room: usize,
+    write: impl FnOnce(&Driver, &mut dyn Write) -> fmt::Result,
+) -> isize {
+    // SAFETY: Guaranteed by the caller.
     let (device, text) = unsafe {
         (
             ib::device_of::<Driver>(raw),
@@ -81,8 +140,7 @@ unsafe extern "C" fn metaroce_planes_show(
         )
     };
     if let Some(mut out) = NullTerminatedFormatter::new(&mut *text) {
-        // Eight short lines: they fit.
-        let _ = device.show_planes(&mut out);
+        let _ = write(device, &mut out);
     }
     text.iter().take_while(|b| **b != 0).count() as isize
 }

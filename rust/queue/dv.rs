@@ -14,6 +14,8 @@ pub use bindings::{
 pub const MAX_TRANSITIONS: usize = bindings::METAROCE_MAX_TRANSITIONS as usize;
 /// QPs of a connection that listen at the most.
 pub const MAX_LISTENERS: usize = bindings::METAROCE_MAX_LISTENERS as usize;
+/// Planes of a device.
+pub const MAX_PLANES: u32 = bindings::METAROCE_MAX_PLANES;
 /// Bytes of an element of an array at the most.
 pub const MAX_STRIDE: u32 = bindings::METAROCE_MAX_STRIDE;
 
@@ -53,6 +55,8 @@ pub mod mask {
     pub const PATHS: u32 = bindings::metaroce_qp_attr_mask_METAROCE_QP_PATHS;
     pub const ORDERING: u32 = bindings::metaroce_qp_attr_mask_METAROCE_QP_ORDERING;
     pub const EVENTS: u32 = bindings::metaroce_qp_attr_mask_METAROCE_QP_EVENTS;
+    pub const PLANES: u32 = bindings::metaroce_qp_attr_mask_METAROCE_QP_PLANES;
+    pub const CONTROLLER: u32 = bindings::metaroce_qp_attr_mask_METAROCE_QP_CONTROLLER;
 }
 
 /// States of connections and paths.
@@ -67,6 +71,15 @@ pub mod state {
     pub const PATH_GOOD: u32 = b::metaroce_path_state_METAROCE_PATH_GOOD;
     pub const PATH_SUSPECT: u32 = b::metaroce_path_state_METAROCE_PATH_SUSPECT;
     pub const PATH_FAILED: u32 = b::metaroce_path_state_METAROCE_PATH_FAILED;
+}
+
+/// `enum metaroce_controller`.
+#[allow(missing_docs)] // the header documents them
+pub mod controller {
+    use crate::bindings as b;
+    pub const DEFAULT: u32 = b::metaroce_controller_METAROCE_CONTROLLER_DEFAULT;
+    pub const AIMD: u32 = b::metaroce_controller_METAROCE_CONTROLLER_AIMD;
+    pub const FIXED: u32 = b::metaroce_controller_METAROCE_CONTROLLER_FIXED;
 }
 
 /// Ordering of Writes to a QP: that of `IBV_ACCESS_RELAXED_ORDERING`.

@@ -249,6 +249,96 @@ fn ends_with_different_planes() {
     }
 }
 
+/// Two hosts with four planes, of which host 0 sends over those of `named`.
+fn named(seed: u64, named: u8) -> (Sim, usize) {
+    let mut sim = hosts(seed, 16);
+    sim.fabric.planes = 4;
+    sim.fabric.spines(0, 1, 4, &link());
+    sim.hosts[0].config.planes = named;
+    for h in 0..2 {
+        sim.hosts[h].skip_crc = true;
+        sim.hosts[h].set_planes(0, &all(4), &[]);
+    }
+    let (q, _) = sim.connect(0, 1, &QpSetup::default());
+    sim.run_for(40 * MS);
+    (sim, q)
+}
+
+/// Planes that carried more than a hundredth of what host `from` sent meanwhile.
+fn used(sim: &mut Sim, q: usize, from: usize) -> Vec<usize> {
+    let before = sim.fabric.plane_bytes(from, 1 - from);
+    stream_writes(sim, &[q], 64, 5 * MS);
+    let now = sim.fabric.plane_bytes(from, 1 - from);
+    let bytes: Vec<u64> = now.iter().zip(&before).map(|(a, b)| a - b).collect();
+    let sum: u64 = bytes.iter().sum();
+    println!("from host {from}: {bytes:?}");
+    (0..bytes.len()).filter(|i| bytes[*i] * 100 > sum).collect()
+}
+
+/// An end sends over the planes that it is to use; the other one over all.
+#[test]
+fn only_named_planes_are_sent_over() {
+    for (seed, names, planes) in [
+        (91, 0b0100, vec![2]),
+        (92, 0b0001, vec![0]),
+        (93, 0b1010, vec![1, 3]),
+        (94, 0b1111, all(4).into_iter().map(usize::from).collect()),
+    ] {
+        let (mut sim, q) = named(seed, names);
+        stream_writes(&mut sim, &[q], 64, 2 * MS);
+        let before = sim.fabric.plane_bytes(0, 1);
+        let rate = stream_writes(&mut sim, &[q], 64, 5 * MS).rate;
+        let bytes = sent(&sim, &before);
+        println!("planes {names:#b}: {rate:.0} Mbit/s, {bytes:?}");
+        for (plane, bytes) in bytes.iter().enumerate() {
+            assert_eq!(*bytes != 0, planes.contains(&plane), "plane {plane}");
+        }
+        assert!(rate >= 0.97 * planes.len() as f64 * 9_500.0);
+        assert_eq!(sim.hosts[0].connection(q).planes_named(), names);
+        let mut paths = paths_by_plane(&mut sim, q);
+        paths.retain(|n| *n != 0);
+        assert_eq!(paths, vec![16 / planes.len() as u32; planes.len()]);
+        // Acknowledgements come over all: that is the other end's choice.
+        assert_eq!(used(&mut sim, q, 1), [0, 1, 2, 3]);
+    }
+}
+
+/// A named plane that is not there does not keep the connection from the others, and is used as
+/// soon as it comes.
+#[test]
+fn named_planes_come_and_go() {
+    let (mut sim, q) = named(95, 0b1000_1000);
+    assert_eq!(used(&mut sim, q, 0), [3]);
+    for h in [0, 1] {
+        set_planes(&mut sim, h, &[0, 1, 2], &[]);
+        stream_writes(&mut sim, &[q], 64, 150 * MS);
+        assert_eq!(used(&mut sim, q, 0), [0, 1, 2]);
+        set_planes(&mut sim, h, &all(4), &[]);
+        stream_writes(&mut sim, &[q], 64, 300 * MS);
+        assert_eq!(used(&mut sim, q, 0), [3]);
+    }
+    set_planes(&mut sim, 0, &all(4), &[3]);
+    stream_writes(&mut sim, &[q], 64, 150 * MS);
+    assert_eq!(used(&mut sim, q, 0), [0, 1, 2]);
+    drain(&mut sim, &[q], 100 * MS);
+}
+
+/// Losses are no reason to use a plane that is not named: what is sent waits for those that are.
+#[test]
+fn a_silent_named_plane_is_waited_for() {
+    let (mut sim, q) = named(96, 0b0010);
+    assert_eq!(used(&mut sim, q, 0), [1]);
+    sim.fabric.set_plane(0, 1, 1, false);
+    let before = sim.fabric.plane_bytes(0, 1);
+    let silent = stream_writes(&mut sim, &[q], 64, 200 * MS);
+    let bytes = sent(&sim, &before);
+    println!("{} Writes, {bytes:?}", silent.done);
+    assert_eq!((bytes[0], bytes[2], bytes[3]), (0, 0, 0));
+    sim.fabric.set_plane(0, 1, 1, true);
+    drain(&mut sim, &[q], 2 * S);
+    assert_eq!(used(&mut sim, q, 0), [1]);
+}
+
 /// A driver that serves one plane only takes no notice of the peer's others.
 #[test]
 fn one_end_knows_nothing_of_planes() {

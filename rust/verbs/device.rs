@@ -97,6 +97,19 @@ pub struct DeviceInner {
     pub secret: [u8; 16],
     /// Names this life of the device.
     instance: u64,
+    /// What the windows of new connections do: a place in [`Controller::ALL`].
+    controller: AtomicU32,
+}
+
+/// What is chosen for a connection by the QP that makes it.
+#[derive(Clone, Copy)]
+pub struct Choice {
+    /// Paths, 1 to 64.
+    pub paths: u8,
+    /// Planes over which it sends, a bit each.
+    pub planes: u8,
+    /// What the windows of its paths do.
+    pub controller: Controller,
 }
 
 /// The device as the RDMA core has it.
@@ -140,6 +153,7 @@ impl DeviceInner {
                 counters: Counters::new(),
                 secret,
                 instance: new_instance(),
+                controller: AtomicU32::new(0),
             }),
             GFP_KERNEL,
         )?;
@@ -225,12 +239,25 @@ impl DeviceInner {
         port::active_mtu(self.port.mtu())
     }
 
-    /// What a new connection over `flow`, with so many paths, is like.
-    pub fn connection_config(&self, flow: &Flow, paths: u8) -> connection::Config {
+    /// What the windows of new connections do.
+    pub fn controller(&self) -> Controller {
+        let at = self.controller.load(Ordering::Relaxed) as usize;
+        Controller::ALL.get(at).copied().unwrap_or_default()
+    }
+
+    /// Lets the windows of new connections do this.
+    pub(super) fn set_controller(&self, controller: Controller) {
+        let at = Controller::ALL.iter().position(|c| *c == controller);
+        self.controller
+            .store(at.unwrap_or(0) as u32, Ordering::Relaxed);
+    }
+
+    /// What a new connection over `flow`, with this choice, is like.
+    pub fn connection_config(&self, flow: &Flow, choice: Choice) -> connection::Config {
         connection::Config {
             netdev_mtu: flow.mtu(),
             ipv6: flow.is_ipv6(),
-            paths,
+            paths: choice.paths,
             crc: self.params.crc,
             zero_checksum6: false,
             path_records: connection::RECORDS_MIN as u16,
@@ -245,7 +272,8 @@ impl DeviceInner {
             },
             repeat: self.params.seed != 0,
             port_base: PORT_BASE,
-            controller: Controller::Aimd,
+            controller: choice.controller,
+            planes: choice.planes,
         }
     }
 
@@ -452,6 +480,14 @@ impl Operations for Driver {
 
     fn show_planes(&self, out: &mut dyn Write) -> fmt::Result {
         planes::show(&self.0, out)
+    }
+
+    fn choose_controller(&self, text: &[u8]) -> Result {
+        planes::choose_controller(&self.0, text)
+    }
+
+    fn show_controller(&self, out: &mut dyn Write) -> fmt::Result {
+        planes::show_controller(&self.0, out)
     }
 
     fn show_qp(&self, qp: &Qp, out: &mut Details<'_>) -> Result {

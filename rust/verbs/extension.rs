@@ -13,8 +13,9 @@
 //! | bytes behind what is known of a structure that are not 0 | EOPNOTSUPP (from the RDMA core) |
 //! | QUERY: room for paths, but not how long one is | ENOENT |
 //! | QUERY, TRANSITIONS: elements of 0 bytes or more than `METAROCE_MAX_STRIDE` | EINVAL |
-//! | MODIFY: unknown bits in the mask, more than 64 paths, unknown ordering, events above 1 | EINVAL |
-//! | MODIFY: paths of a QP that has a connection (from RTR to RESET) | EISCONN |
+//! | MODIFY: unknown bits in the mask, more than 64 paths, planes above 7, unknown ordering or controller, events above 1 | EINVAL |
+//! | MODIFY: paths, planes, controller of a QP that has a connection (from RTR to RESET) | EISCONN |
+//! | MODIFY: a controller that cuts no window, other than the device's, without CAP_NET_ADMIN | EPERM |
 //! | MODIFY: events of a QP that has none | ENOTCONN |
 //! | MODIFY: events, and `METAROCE_MAX_LISTENERS` of the connection listen | ENOSPC |
 //!
@@ -30,6 +31,7 @@ use crate::{
     os,
     proto::{
         api::{StreamId, Time},
+        congestion::Controller,
         connection::{Connection, ConnectionState, Health, PathInfo, PATHS_MAX},
     },
     queue::dv::{
@@ -181,7 +183,12 @@ fn ask(qp: &Qp, arguments: &Arguments<'_>) -> Result {
 
 fn change(qp: &Qp, arguments: &Arguments<'_>) -> Result {
     let attr: QpAttr = arguments.input(modify::ATTR)?;
-    if attr.mask & !(dv::mask::PATHS | dv::mask::ORDERING | dv::mask::EVENTS) != 0 {
+    const KNOWN: u32 = dv::mask::PATHS
+        | dv::mask::ORDERING
+        | dv::mask::EVENTS
+        | dv::mask::PLANES
+        | dv::mask::CONTROLLER;
+    if attr.mask & !KNOWN != 0 {
         return Err(EINVAL);
     }
     qp.set_extension(&attr)
@@ -205,6 +212,24 @@ pub fn connection_state(of: ConnectionState) -> u32 {
         ConnectionState::Closing => state::CLOSING,
         ConnectionState::Closed => state::CLOSED,
         ConnectionState::Failed => state::FAILED,
+    }
+}
+
+/// The controller that a program names; `None` is the device's. `EINVAL`: there is no such one.
+pub(super) fn controller(named: u32) -> Result<Option<Controller>> {
+    match named {
+        dv::controller::DEFAULT => Ok(None),
+        dv::controller::AIMD => Ok(Some(Controller::Aimd)),
+        dv::controller::FIXED => Ok(Some(Controller::Fixed)),
+        _ => Err(EINVAL),
+    }
+}
+
+/// As the interface names it.
+fn controller_name(of: Controller) -> u32 {
+    match of {
+        Controller::Aimd => dv::controller::AIMD,
+        Controller::Fixed => dv::controller::FIXED,
     }
 }
 
@@ -248,6 +273,11 @@ pub(super) fn inspect(
         info.remote_gid = conn.key.remote;
         info.state = connection_state(core.state());
         info.dscp = u32::from(conn.key.dscp);
+        info.planes = match core.planes_named() {
+            u8::MAX => 0,
+            named => u32::from(named),
+        };
+        info.controller = controller_name(core.controller());
         info.qps = u32::try_from(core.streams()).unwrap_or(u32::MAX);
         info.payload_mtu = core.payload_mtu();
         info.share = u64::from(core.share());

@@ -10,6 +10,7 @@
 //! | `drain` | `NETDEV`: it gets nothing new |
 //! | `resume` | `NETDEV`: it is used again |
 //! | `list` | a line for each: `ID NETDEV STATE ADDRESS...` |
+//! | `controller` | the name of what the windows of new connections do, on whichever plane; read: all names, that one in brackets |
 //!
 //! The RDMA core asks new drivers for netlink instead of files of their own; but the `rdma` tool
 //! knows no commands of a driver, and files need no tool. They are in the namespaces in which
@@ -25,6 +26,7 @@
 //! | `add`: there are eight | ENOSPC |
 //! | others: the netdev is no plane of the device | ENOENT |
 //! | `del`: the device's own netdev | EBUSY |
+//! | `controller`: no name of one | EINVAL |
 
 #![forbid(unsafe_code)]
 
@@ -32,6 +34,7 @@ use super::device::DeviceInner;
 use crate::{
     kernel_ext::{ib_planes::Change, net::ipv4_of},
     net::{PlaneUse, Planes},
+    proto::congestion::Controller,
 };
 use ::core::{
     fmt::{self, Write},
@@ -78,6 +81,28 @@ pub(super) fn change(device: &DeviceInner, change: Change, text: &[u8]) -> Resul
         Change::Drain => Order::Drain(name, true),
         Change::Resume => Order::Drain(name, false),
     })
+}
+
+/// Takes the controller that was written.
+pub(super) fn choose_controller(device: &DeviceInner, text: &[u8]) -> Result {
+    let name = text.trim_ascii();
+    let named = |c: &Controller| c.name().as_bytes() == name;
+    device.set_controller(Controller::ALL.into_iter().find(named).ok_or(EINVAL)?);
+    Ok(())
+}
+
+/// Writes the controllers.
+pub(super) fn show_controller(device: &DeviceInner, out: &mut dyn Write) -> fmt::Result {
+    let chosen = device.controller();
+    for (i, c) in Controller::ALL.into_iter().enumerate() {
+        let space = if i == 0 { "" } else { " " };
+        if c == chosen {
+            write!(out, "{space}[{}]", c.name())?;
+        } else {
+            write!(out, "{space}{}", c.name())?;
+        }
+    }
+    out.write_char('\n')
 }
 
 /// Writes what is read.

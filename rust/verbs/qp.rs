@@ -41,7 +41,7 @@
 
 use super::{
     cq::{mmap_of, CqInner},
-    device::{DeviceInner, Driver},
+    device::{Choice, DeviceInner, Driver},
     extension,
     rq::RecvQueue,
     sq::SendQueue,
@@ -55,6 +55,7 @@ use crate::{
         bh::{self, BhWork},
         ib::{self, Back, Mapping, QpInit, Udata},
         ib_attr::{mask, QpAttr, QpCap, QpEvent, QpState},
+        ib_dv::is_net_admin,
         restrack::Details,
     },
     mem::{access, Atomic, Bytes, Frags, Recent, Refused, Scatter, MAX_INLINE},
@@ -159,6 +160,10 @@ pub struct QpInner {
     pending: AtomicU32,
     /// Paths of the connection that it makes; 0: as the device has it.
     wanted_paths: AtomicU32,
+    /// Planes over which that connection sends, a bit each; 0: all.
+    wanted_planes: AtomicU32,
+    /// A value of [`dv::controller`].
+    wanted_controller: AtomicU32,
     /// [`dv::ORDERING_RELAXED`] or 0.
     ordering: AtomicU32,
     /// Whether it is told of what becomes of paths; see [`listening`].
@@ -274,6 +279,8 @@ impl Qp {
                 copies: AtomicU32::new(0),
                 pending: AtomicU32::new(0),
                 wanted_paths: AtomicU32::new(0),
+                wanted_planes: AtomicU32::new(0),
+                wanted_controller: AtomicU32::new(dv::controller::DEFAULT),
                 ordering: AtomicU32::new(0),
                 listening: AtomicU32::new(listening::NO),
                 sq <- new_spinlock!(sq),
@@ -381,6 +388,8 @@ impl Qp {
         let qp = &self.inner;
         info.now = crate::net::now();
         info.wanted_paths = qp.wanted_paths.load(Ordering::Relaxed);
+        info.wanted_planes = qp.wanted_planes.load(Ordering::Relaxed);
+        info.wanted_controller = qp.wanted_controller.load(Ordering::Relaxed);
         info.ordering = qp.ordering.load(Ordering::Relaxed);
         info.events = u32::from(qp.listening.load(Ordering::Relaxed) != listening::NO);
         if let Some(attachment) = qp.attachment() {
@@ -411,13 +420,22 @@ impl Qp {
         let _verbs = qp.verbs.lock();
         let attachment = qp.attachment();
         let has = |bit: u32| attr.mask & bit != 0;
-        if has(dv::mask::PATHS) {
-            if attr.paths as usize > crate::proto::connection::PATHS_MAX {
-                return Err(EINVAL);
+        if has(dv::mask::PATHS) && attr.paths as usize > crate::proto::connection::PATHS_MAX
+            || has(dv::mask::PLANES) && attr.planes >> dv::MAX_PLANES != 0
+        {
+            return Err(EINVAL);
+        }
+        if has(dv::mask::CONTROLLER) {
+            let chosen = extension::controller(attr.controller)?;
+            let restricted = chosen.is_some_and(|c| c.is_restricted() && c != qp.device.controller());
+            if restricted && !is_net_admin() {
+                return Err(EPERM);
             }
-            if attachment.is_some() {
-                return Err(EISCONN);
-            }
+        }
+        // What holds for the connection that the QP makes.
+        let making = dv::mask::PATHS | dv::mask::PLANES | dv::mask::CONTROLLER;
+        if has(making) && attachment.is_some() {
+            return Err(EISCONN);
         }
         if has(dv::mask::ORDERING) && attr.ordering > dv::ORDERING_RELAXED {
             return Err(EINVAL);
@@ -439,6 +457,13 @@ impl Qp {
         }
         if has(dv::mask::PATHS) {
             qp.wanted_paths.store(attr.paths, Ordering::Relaxed);
+        }
+        if has(dv::mask::PLANES) {
+            qp.wanted_planes.store(attr.planes, Ordering::Relaxed);
+        }
+        if has(dv::mask::CONTROLLER) {
+            qp.wanted_controller
+                .store(attr.controller, Ordering::Relaxed);
         }
         if has(dv::mask::ORDERING) {
             qp.ordering.store(attr.ordering, Ordering::Relaxed);
@@ -610,6 +635,24 @@ impl QpInner {
         }
     }
 
+    /// What the connection that it makes is like.
+    fn choice(&self) -> Result<Choice> {
+        let paths = match self.wanted_paths.load(Ordering::Relaxed) {
+            0 => self.device.paths(),
+            wanted => wanted as usize,
+        };
+        let planes = match self.wanted_planes.load(Ordering::Relaxed) {
+            0 => u8::MAX.into(),
+            wanted => wanted,
+        };
+        let controller = extension::controller(self.wanted_controller.load(Ordering::Relaxed))?;
+        Ok(Choice {
+            paths: u8::try_from(paths).map_err(|_| EINVAL)?,
+            planes: u8::try_from(planes).map_err(|_| EINVAL)?,
+            controller: controller.unwrap_or_else(|| self.device.controller()),
+        })
+    }
+
     /// INIT to RTR.
     fn connect(self: &Arc<Self>, verbs: &mut Verbs, attr: QpAttr) -> Result {
         let entries = {
@@ -619,11 +662,7 @@ impl QpInner {
         };
         let mut stream = Stream::new(entries, u32::from(attr.max_dest_rd_atomic))?;
         stream.set_attr(&self.stream_attr(&attr));
-        let paths = match self.wanted_paths.load(Ordering::Relaxed) {
-            0 => self.device.paths(),
-            wanted => wanted as usize,
-        };
-        let paths = u8::try_from(paths).map_err(|_| EINVAL)?;
+        let choice = self.choice()?;
         let flow = Flow::new(FlowInit {
             port: self.device.port.clone(),
             interface: attr.av.ifindex,
@@ -631,7 +670,7 @@ impl QpInner {
             remote: attr.av.dgid,
             traffic_class: attr.av.traffic_class,
             hop_limit: attr.av.hop_limit,
-            paths: usize::from(paths),
+            paths: usize::from(choice.paths),
         })?;
         let key = drive::Key {
             local: attr.av.sgid,
@@ -643,7 +682,7 @@ impl QpInner {
         // Before the first packet can arrive: from here on the core may report an error.
         self.state.store(QpState::Rtr as u32, Ordering::Release);
         self.device.learn_rates();
-        match drive::connect(self, key, flow, paths, stream) {
+        match drive::connect(self, key, flow, choice, stream) {
             Ok(attachment) => {
                 verbs.attr = attr;
                 attachment.set_state(stream::State::Rtr);

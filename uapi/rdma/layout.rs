@@ -80,12 +80,13 @@ layout! {
         wr_id: 0, status: 8, opcode: 12, byte_len: 16, imm_data: 20, qpn: 24, src_qpn: 28,
         wc_flags: 32, vendor_err: 36, timestamp: 40, pkey_index: 48, wqe_index: 52, cookie: 56,
     }
-    metaroce_connection: 200 {
+    metaroce_connection: 216 {
         number: 0, now: 8, next_transition: 16, local_gid: 24, remote_gid: 40, state: 56,
         dscp: 60, paths: 64, paths_good: 68, qps: 72, payload_mtu: 76, window: 80, inflight: 88,
         share: 96, sent_packets: 104, sent_bytes: 112, rcvd_packets: 120, rcvd_bytes: 128,
         resent_packets: 136, spurious: 144, moved_packets: 152, ce_rcvd: 160, ce_echoed: 168,
-        window_cuts: 176, wanted_paths: 184, ordering: 188, events: 192, reserved: 196,
+        window_cuts: 176, wanted_paths: 184, ordering: 188, events: 192, reserved: 196, planes: 200,
+        controller: 204, wanted_planes: 208, wanted_controller: 212,
     }
     metaroce_path: 104 {
         path: 0, plane: 4, state: 8, port: 12, epoch: 16, failures: 20, window: 24, inflight: 28,
@@ -96,5 +97,5 @@ layout! {
         number: 0, time: 8, path: 16, plane: 20, from_state: 24, to_state: 28, from_port: 32,
         to_port: 36,
     }
-    metaroce_qp_attr: 16 { mask: 0, paths: 4, ordering: 8, events: 12 }
+    metaroce_qp_attr: 24 { mask: 0, paths: 4, ordering: 8, events: 12, planes: 16, controller: 20 }
 }

@@ -264,6 +264,8 @@ enum metaroce_transitions_attrs {
 };
 
 #define METAROCE_MAX_PATHS 64
+/* Planes of a device. */
+#define METAROCE_MAX_PLANES 8
 /* Transitions that a connection remembers. */
 #define METAROCE_MAX_TRANSITIONS 64
 /* QPs of a connection that listen at the most. */
@@ -285,6 +287,13 @@ enum metaroce_ordering {
 	METAROCE_ORDERING_STRICT = 0,
 	/* As for memory registered with IBV_ACCESS_RELAXED_ORDERING, whatever it says. */
 	METAROCE_ORDERING_RELAXED = 1,
+};
+
+/* What the windows of a connection's paths do. */
+enum metaroce_controller {
+	METAROCE_CONTROLLER_DEFAULT = 0,	/* as the device has it */
+	METAROCE_CONTROLLER_AIMD = 1,		/* additive increase, multiplicative decrease */
+	METAROCE_CONTROLLER_FIXED = 2,		/* never change */
 };
 
 /* Sums are those of the connection since it was made, of all its QPs. */
@@ -318,6 +327,12 @@ struct metaroce_connection {
 	__u32 ordering;			/* enum metaroce_ordering */
 	__u32 events;			/* 1: it listens */
 	__u32 reserved;
+	/* Of the connection: as the QP that made it wanted. */
+	__u32 planes;			/* a bit for each plane of this device; 0: all */
+	__u32 controller;		/* enum metaroce_controller; 0: there is no connection */
+	/* Of this QP: what METAROCE_METHOD_MODIFY has set. */
+	__u32 wanted_planes;
+	__u32 wanted_controller;	/* enum metaroce_controller */
 };
 
 enum metaroce_path_state {
@@ -363,6 +378,8 @@ enum metaroce_qp_attr_mask {
 	METAROCE_QP_PATHS = 1 << 0,	/* before RTR: EISCONN later */
 	METAROCE_QP_ORDERING = 1 << 1,
 	METAROCE_QP_EVENTS = 1 << 2,	/* from RTR on: ENOTCONN before; ends with RESET */
+	METAROCE_QP_PLANES = 1 << 3,	/* before RTR: EISCONN later */
+	METAROCE_QP_CONTROLLER = 1 << 4,	/* before RTR: EISCONN later */
 };
 
 struct metaroce_qp_attr {
@@ -379,6 +396,17 @@ struct metaroce_qp_attr {
 	 * METAROCE_MAX_LISTENERS. 0: no more.
 	 */
 	__u32 events;
+	/*
+	 * Planes of this device over which the connection that this QP makes sends: bit i is
+	 * plane i of METAROCE_MAX_PLANES (EINVAL for others), 0: all. While none of those named
+	 * is usable, it sends over all.
+	 */
+	__u32 planes;
+	/*
+	 * Controller of the connection that this QP makes, enum metaroce_controller. EPERM:
+	 * FIXED, by a program without CAP_NET_ADMIN, on a device that has another one.
+	 */
+	__u32 controller;
 };
 
 #endif /* METAROCE_ABI_USER_H */

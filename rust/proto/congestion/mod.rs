@@ -67,6 +67,11 @@ impl Controller {
         }
     }
 
+    /// It takes no notice of congestion: not for whoever shares a network with others.
+    pub const fn is_restricted(self) -> bool {
+        matches!(self, Self::Fixed)
+    }
+
     /// The one of that name.
     pub fn from_name(name: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|c| c.name() == name)

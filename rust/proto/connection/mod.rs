@@ -109,6 +109,9 @@ pub struct Config {
     pub idle: Time,
     /// What the windows of the paths do.
     pub controller: Controller,
+    /// Planes of the own device over which it sends, a bit each, by their ids; over all, while
+    /// none of these is usable. What the peer sends comes over whichever the peer chooses.
+    pub planes: u8,
     /// Names the device and its life: another one after each restart. Random.
     pub instance: u64,
     /// Key of cookies and challenges. Random, the same for all connections of a device.
@@ -136,6 +139,7 @@ impl Config {
             batching: 100_000,
             idle: 30_000_000_000,
             controller: Controller::Aimd,
+            planes: u8::MAX,
             instance: 0,
             secret: [0; 16],
             seed: 0,
@@ -595,6 +599,16 @@ impl Connection {
     /// UDP checksum 0 may be used on IPv6 packets of this connection.
     pub fn zero_checksum6(&self) -> bool {
         self.agreed.features & features::ZERO_CHECKSUM6 != 0
+    }
+
+    /// What the windows of its paths do.
+    pub fn controller(&self) -> Controller {
+        self.cfg.controller
+    }
+
+    /// Planes of the own device over which it sends ([`Config::planes`]).
+    pub fn planes_named(&self) -> u8 {
+        self.cfg.planes
     }
 
     /// Payload bytes of a full packet.

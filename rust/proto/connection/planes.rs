@@ -595,14 +595,22 @@ impl Connection {
         self.set_plane_timer(now);
     }
 
-    /// Gives each plane that works its part of the paths. Paths leave the planes of `gone` at
-    /// once.
+    /// Gives each plane that works its part of the paths, those that the connection is to use
+    /// ([`super::Config::planes`]) as long as one of these does. Paths leave the planes of `gone`
+    /// at once.
     fn assign(&mut self, now: Time, gone: u8) {
         let mut working = 0u8;
+        let mut named = 0u8;
         for (i, p) in self.planes.iter().enumerate() {
             if p.state == PlaneState::Working {
                 working |= 1 << (i & 7);
+                if self.cfg.planes & 1 << (p.local & 7) != 0 {
+                    named |= 1 << (i & 7);
+                }
             }
+        }
+        if named != 0 {
+            working = named;
         }
         if working == 0 {
             // The addresses that name the connection are always there.
