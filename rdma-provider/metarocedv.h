@@ -50,7 +50,10 @@ static inline int metarocedv_query_paths(struct ibv_qp *qp,
 	return _metarocedv_query(qp, connection, sizeof(*connection), paths, sizeof(*paths), count);
 }
 
-/* Sets what attr->mask says. */
+/*
+ * Sets what attr->mask says. Paths, planes and controller are those of the connection that the
+ * queue pair makes when it goes to RTR; one that is there already stays as it is.
+ */
 static inline int metarocedv_modify_qp(struct ibv_qp *qp, const struct metaroce_qp_attr *attr)
 {
 	return _metarocedv_modify(qp, attr, sizeof(*attr));

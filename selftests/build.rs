@@ -60,7 +60,7 @@ fn main() {
     }
     command.args([
         "--allowlist-type",
-        "ibv_.*|sockaddr_ll|metaroce_(connection|path|ordering|transition|qp_attr).*",
+        "ibv_.*|sockaddr_ll|metaroce_(connection|controller|path|ordering|transition|qp_attr).*",
     ]);
     for constant in [
         "IBV_.*",

@@ -155,6 +155,22 @@ static int write_all(struct side *side)
 	return 0;
 }
 
+/* Whether this process may do what only administrators may. */
+static bool is_net_admin(void)
+{
+	unsigned long long effective = 0;
+	char line[256];
+	FILE *status = fopen("/proc/self/status", "r");
+
+	if (!status)
+		return false;
+	while (fgets(line, sizeof(line), status))
+		if (sscanf(line, "CapEff: %llx", &effective) == 1)
+			break;
+	fclose(status);
+	return effective >> 12 & 1; /* CAP_NET_ADMIN */
+}
+
 /* What is shown of a queue pair that has no connection. */
 static void before(void)
 {
@@ -178,18 +194,29 @@ static void modify(void)
 	int error;
 
 	memset(&attr, 0, sizeof(attr));
-	attr.mask = METAROCE_QP_PATHS | METAROCE_QP_ORDERING;
+	attr.mask = METAROCE_QP_PATHS | METAROCE_QP_ORDERING | METAROCE_QP_PLANES |
+		    METAROCE_QP_CONTROLLER;
 	attr.paths = 8;
 	attr.ordering = METAROCE_ORDERING_RELAXED;
+	attr.planes = 1u << 0;
+	attr.controller = METAROCE_CONTROLLER_AIMD;
 	error = metarocedv_modify_qp(sides[0].qp, &attr);
 	if (!error)
 		error = metarocedv_query_connection(sides[0].qp, &connection);
 	result(!error && connection.wanted_paths == 8 &&
-	       connection.ordering == METAROCE_ORDERING_RELAXED,
+	       connection.ordering == METAROCE_ORDERING_RELAXED &&
+	       connection.wanted_planes == 1 &&
+	       connection.wanted_controller == METAROCE_CONTROLLER_AIMD,
 	       "modify", "%s", strerror(error));
 	attr.mask = ~0u;
 	error = metarocedv_modify_qp(sides[0].qp, &attr);
 	result(error == EINVAL, "unknown_mask_is_refused", "%s", strerror(error));
+	/* Windows that take no notice of congestion are for administrators. */
+	attr.mask = METAROCE_QP_CONTROLLER;
+	attr.controller = METAROCE_CONTROLLER_FIXED;
+	error = metarocedv_modify_qp(sides[1].qp, &attr);
+	result(error == (is_net_admin() ? 0 : EPERM), "fixed_windows_for_administrators",
+	       "%s", strerror(error));
 }
 
 /* The figures of the paths after all the Writes. */
@@ -206,9 +233,12 @@ static void telemetry(void)
 	result(!error && connection.number && connection.state == METAROCE_CONNECTION_UP &&
 	       !memcmp(connection.local_gid, gid.raw, 16) &&
 	       !memcmp(connection.remote_gid, gid.raw, 16) && connection.qps == 2 &&
-	       connection.paths == 8 && count == 8,
-	       "connection", "%s, state %u, %u queue pairs, %u paths, %u told", strerror(error),
-	       connection.state, connection.qps, connection.paths, count);
+	       connection.paths == 8 && count == 8 && connection.planes == 1 &&
+	       connection.controller == METAROCE_CONTROLLER_AIMD,
+	       "connection",
+	       "%s, state %u, %u queue pairs, %u paths, %u told, planes %#x, controller %u",
+	       strerror(error), connection.state, connection.qps, connection.paths, count,
+	       connection.planes, connection.controller);
 	if (error)
 		count = 0;
 	for (i = 0; i < count; i++) {
@@ -238,7 +268,7 @@ int main(int argc, char **argv)
 	int error;
 
 	setvbuf(stdout, NULL, _IOLBF, 0);
-	printf("KTAP version 1\n1..8\n");
+	printf("KTAP version 1\n1..9\n");
 	if (!list)
 		return give_up("no list of devices", errno);
 	for (device = list; *device && name && strcmp(ibv_get_device_name(*device), name); device++)

@@ -217,6 +217,10 @@ refusals() {
     refused "busy" plane a del eth0
     refused "not permitted" on a setpriv --bounding-set -net_admin bash -c 'echo eth1 >/sys/class/infiniband/pla/planes/add'
     refused "ermission denied" on a setpriv --reuid 65534 --clear-groups bash -c 'echo eth1 >/sys/class/infiniband/pla/planes/add'
+    refused "Invalid argument" plane a controller reno
+    refused "not permitted" on a setpriv --bounding-set -net_admin bash -c 'echo fixed >/sys/class/infiniband/pla/planes/controller'
+    refused "ermission denied" on a setpriv --reuid 65534 --clear-groups bash -c 'echo fixed >/sys/class/infiniband/pla/planes/controller'
+    [ "$(on a cat /sys/class/infiniband/pla/planes/controller)" = "[aimd] fixed" ] || return 1
     [ "$(listed a)" = "$before" ] || { listed a; return 1; }
     # A netdev is one plane of one device.
     plane a add "eth1 5"

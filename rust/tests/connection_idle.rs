@@ -7,20 +7,26 @@
 mod common;
 
 use common::{drain, hosts, stream_writes, BASE, RKEY};
-use metaroce::proto::api::{Status, WrOp};
+use metaroce::proto::api::{Host, RxInfo, Status, StreamId, WrOp};
 use metaroce::proto::connection::ConnectionState;
 use metaroce::proto::connection::ConnectionState::{Resting, Up};
+use metaroce::proto::wire::{Drop, Packet};
 use metaroce_sim::{wr, write, Link, QpSetup, Rng, Sim, MS, S, US};
 
 /// Two hosts whose connections rest after 200 ms, with a QP pair whose connection is up. Its
 /// streams stay listed for a timer for 4 s.
 fn idlers(seed: u64) -> (Sim, usize, usize) {
+    idlers_with(seed, &QpSetup::default())
+}
+
+/// The same with a QP pair of another kind.
+fn idlers_with(seed: u64, setup: &QpSetup) -> (Sim, usize, usize) {
     let mut sim = hosts(seed, 16);
     for h in &mut sim.hosts {
         h.config.idle = 200 * MS;
     }
     sim.fabric.spines(0, 1, 4, &Link::new(1_000_000, 20 * US));
-    let (a, b) = sim.connect(0, 1, &QpSetup::default());
+    let (a, b) = sim.connect(0, 1, setup);
     (sim, a, b)
 }
 
@@ -118,6 +124,36 @@ fn used_connections_do_not_rest() {
     }
     sim.pump(1);
     drain(&mut sim, &[a], S);
+}
+
+/// A Send waits for a receive, in silence that is longer than what makes a connection idle: it is
+/// outstanding nevertheless.
+#[test]
+fn long_waits_are_no_idleness() {
+    let setup = QpSetup {
+        min_rnr_timer_us: 655_360,
+        ..QpSetup::default()
+    };
+    let (mut sim, a, b) = idlers_with(9, &setup);
+    exchange(&mut sim, 0, [a, b]);
+    let now = sim.now;
+    sim.hosts[0]
+        .post(now, a, wr(WrOp::Send, 10), vec![1; 10])
+        .expect("room");
+    sim.pump(0);
+    for _ in 0..60 {
+        sim.run_for(50 * MS);
+        assert_eq!(states(&mut sim), [Up; 2]);
+    }
+    let rests = |sim: &mut Sim, h: usize| {
+        let c = sim.hosts[h].connection_at(0).expect("there");
+        c.counters().rests
+    };
+    assert_eq!([rests(&mut sim, 0), rests(&mut sim, 1)], [0; 2]);
+    let now = sim.now;
+    sim.hosts[1].post_receive(now, b, 10);
+    sim.pump(1);
+    drain(&mut sim, &[a], 2 * S);
 }
 
 /// The word that the peer agrees gets lost, every time: one end rests, the other one does not know.
@@ -229,6 +265,57 @@ fn the_last_qp_leaves_one_that_rests() {
     for h in 0..2 {
         assert!(sim.hosts[h].connection_at(0).is_none());
     }
+}
+
+/// Who knows nothing of a connection but where it is answers for nobody: a Close with another id
+/// than the receiver's changes nothing, one with the right id lets an idle end rest.
+#[test]
+fn a_close_for_another_id_changes_nothing() {
+    struct Nobody;
+    impl Host for Nobody {
+        fn bind_receive(&mut self, _: StreamId, _: u32) -> Option<u64> {
+            None
+        }
+        fn receives_posted(&mut self, _: StreamId) -> Option<u32> {
+            None
+        }
+        fn may_hold(&mut self, _: u32) -> bool {
+            false
+        }
+    }
+    let (mut sim, a, b) = idlers(8);
+    exchange(&mut sim, 0, [a, b]);
+    sim.run_for(20 * MS);
+    let now = sim.now;
+    let core = sim.hosts[0].connection(a);
+    let id = core.ids().local_cid;
+    // The bits by which a driver may find the connection, and others; the last one is its own.
+    for id in [id ^ 1 << 63, id ^ 1 << 20, !id, id.swap_bytes(), id] {
+        let own = id == core.ids().local_cid;
+        for kind in [2u32, 0, 1] {
+            let mut bytes = vec![0u8; 24];
+            bytes[0] = 5;
+            bytes[3] = 24;
+            bytes[8..16].copy_from_slice(&id.to_be_bytes());
+            bytes[16..20].copy_from_slice(&kind.to_be_bytes());
+            let packet = Packet::parse(&bytes).expect("a Close");
+            let info = RxInfo {
+                ce: false,
+                plane: 0,
+                payload_len: 0,
+            };
+            let got = core.receive(now, &packet, &info, &mut Nobody);
+            if own {
+                assert!(got.is_ok());
+            } else {
+                assert!(matches!(got, Err(Drop::NoConnection)));
+                assert_eq!(core.state(), Up, "kind {kind}");
+            }
+        }
+    }
+    assert_eq!(core.state(), Resting);
+    sim.pump(0);
+    exchange(&mut sim, 1, [a, b]);
 }
 
 /// A device that goes says so: a peer without QPs parts at once, one with QPs

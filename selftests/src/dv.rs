@@ -13,9 +13,9 @@ use std::sync::Arc;
 pub use ffi::{
     metaroce_connection as Connection, metaroce_path as Path, metaroce_qp_attr as QpAttr,
     metaroce_transition as Transition, METAROCE_CONNECTION_NONE, METAROCE_CONNECTION_UP,
-    METAROCE_MAX_LISTENERS, METAROCE_MAX_PATHS, METAROCE_MAX_TRANSITIONS, METAROCE_ORDERING_RELAXED,
+    METAROCE_CONTROLLER_AIMD, METAROCE_CONTROLLER_DEFAULT, METAROCE_CONTROLLER_FIXED, METAROCE_MAX_LISTENERS, METAROCE_MAX_PATHS, METAROCE_MAX_TRANSITIONS, METAROCE_ORDERING_RELAXED,
     METAROCE_ORDERING_STRICT, METAROCE_PATH_FAILED, METAROCE_PATH_GOOD, METAROCE_PATH_SUSPECT,
-    METAROCE_QP_EVENTS, METAROCE_QP_ORDERING, METAROCE_QP_PATHS,
+    METAROCE_QP_CONTROLLER, METAROCE_QP_EVENTS, METAROCE_QP_ORDERING, METAROCE_QP_PATHS, METAROCE_QP_PLANES,
 };
 
 type Supported = unsafe extern "C" fn(*mut ffi::ibv_device) -> bool;
@@ -156,6 +156,18 @@ impl Dv {
     pub fn modify(&self, qp: &Qp, attr: &QpAttr) -> io::Result<()> {
         // SAFETY: a structure of this size.
         result(unsafe { (self.modify)(qp.raw(), (&raw const *attr).cast(), size_of::<QpAttr>()) })
+    }
+
+    /// metarocedv_modify_qp as a program does it whose structure has `len` bytes: those of `attr`,
+    /// cut off, or with `tail` behind them.
+    pub fn modify_as(&self, qp: &Qp, attr: &QpAttr, len: usize, tail: u8) -> io::Result<()> {
+        let whole: *const u8 = (&raw const *attr).cast();
+        // SAFETY: the structure has no padding.
+        let whole = unsafe { std::slice::from_raw_parts(whole, size_of::<QpAttr>()) };
+        let mut bytes = whole.to_vec();
+        bytes.resize(len, tail);
+        // SAFETY: so many bytes are there.
+        result(unsafe { (self.modify)(qp.raw(), bytes.as_ptr().cast(), bytes.len()) })
     }
 
     /// metarocedv_read_transitions, with room for `room`.

@@ -46,6 +46,9 @@ const CASES: &[Case] = &[
     Case { name: "lossy_path", run: lossy_path },
     Case { name: "dead_path", run: dead_path },
     Case { name: "planes", run: planes },
+    Case { name: "planes_named", run: planes_named },
+    Case { name: "controller", run: controller },
+    Case { name: "device_controller", run: device_controller },
 ];
 
 struct Test {
@@ -84,7 +87,7 @@ fn connect(ep: &Endpoint, qp: Arc<Qp>, class: u8) -> Result<Link, String> {
     let tuning = Tuning { timeout: 18, ..Tuning::default() };
     let plan = text("plan", ep.plan(&[qp.clone()], &tuning))?;
     let mut to = plan.first().copied().ok_or("no plan")?;
-    to.traffic_class = class << 3;
+    to.traffic_class = class << 2;
     text("RTR", qp.to_rtr(&to))?;
     text("barrier", ep.barrier("rtr"))?;
     text("RTS", qp.to_rts(&to))?;
@@ -154,7 +157,7 @@ fn states_and_sums(t: &Test, ep: &Endpoint, class: u8) -> Outcome {
         note(&format!("{b:?}"));
         check!(b.state == dv::METAROCE_CONNECTION_UP && b.number != 0 && b.number == a.number, "not up");
         check!(b.local_gid == ep.gid && b.remote_gid != [0; 16] && b.remote_gid != ep.gid, "GIDs");
-        check!(b.dscp == u32::from(class) << 1 && b.qps == 1, "DSCP and QPs");
+        check!(b.dscp == u32::from(class) && b.qps == 1, "DSCP and QPs");
         check!(b.now > a.now && b.now - a.now < 600_000_000_000, "the clock");
         check!(b.paths as usize == after.len() && before.len() == after.len(), "{} paths", after.len());
         check!((b.payload_mtu as usize) < MESSAGE && b.payload_mtu >= 512, "payload {}", b.payload_mtu);
@@ -190,7 +193,7 @@ fn sizes(t: &Test, ep: &Endpoint, class: u8) -> Outcome {
         link.burst(ep)?;
         let (now, paths) = text("query", t.dv.paths(&link.qp))?;
         let number = |b: &[u8]| u64::from_ne_bytes(b[..8].try_into().expect("8 bytes"));
-        for len in [8, 16, 120, 200, 208, 1024] {
+        for len in [8, 16, 120, 200, 208, 216, 224, 1024] {
             let bytes = text("query", t.dv.connection_bytes(&link.qp, len))?;
             check!(number(&bytes) == now.number, "{len} bytes: number {}", number(&bytes));
             let known = size_of::<Connection>();
@@ -215,7 +218,19 @@ fn sizes(t: &Test, ep: &Endpoint, class: u8) -> Outcome {
         check!(count == 3, "room for 3: {count}");
         refuse("elements of 0 bytes", errno::EINVAL, t.dv.path_bytes(&link.qp, 0, 4))?;
         refuse("elements of 513 bytes", errno::EINVAL, t.dv.path_bytes(&link.qp, 513, 4))?;
-        refuse("no elements", errno::EINVAL, t.dv.path_bytes(&link.qp, 104, 0))
+        refuse("no elements", errno::EINVAL, t.dv.path_bytes(&link.qp, 104, 0))?;
+        // What can be set, as the first programs knew it, and as later ones may.
+        let relaxed = QpAttr {
+            mask: dv::METAROCE_QP_ORDERING,
+            ordering: dv::METAROCE_ORDERING_RELAXED,
+            ..QpAttr::default()
+        };
+        for len in [16, 24, 32] {
+            text("modify", t.dv.modify_as(&link.qp, &relaxed, len, 0))?;
+        }
+        refuse("8 bytes", errno::EINVAL, t.dv.modify_as(&link.qp, &relaxed, 8, 0))?;
+        refuse("12 bytes", errno::EINVAL, t.dv.modify_as(&link.qp, &relaxed, 12, 0))?;
+        refuse("unknown bytes", errno::EOPNOTSUPP, t.dv.modify_as(&link.qp, &relaxed, 32, 1))
     })
 }
 
@@ -262,20 +277,31 @@ fn ordering(t: &Test, ep: &Endpoint, class: u8) -> Outcome {
 
 fn refused(t: &Test, ep: &Endpoint, class: u8) -> Outcome {
     let qp = new_qp(ep)?;
-    let attr = |mask, value| QpAttr { mask, paths: value, ordering: value, events: value };
-    refuse("an unknown bit", errno::EINVAL, t.dv.modify(&qp, &attr(1 << 3, 0)))?;
+    let attr = |mask, value| QpAttr {
+        mask,
+        paths: value,
+        ordering: value,
+        events: value,
+        planes: value,
+        controller: value,
+    };
+    refuse("an unknown bit", errno::EINVAL, t.dv.modify(&qp, &attr(1 << 5, 0)))?;
     refuse("65 paths", errno::EINVAL, t.dv.modify(&qp, &attr(dv::METAROCE_QP_PATHS, 65)))?;
+    refuse("plane 8", errno::EINVAL, t.dv.modify(&qp, &attr(dv::METAROCE_QP_PLANES, 1 << 8)))?;
+    refuse("controller 3", errno::EINVAL, t.dv.modify(&qp, &attr(dv::METAROCE_QP_CONTROLLER, 3)))?;
     refuse("listening in INIT", errno::ENOTCONN, t.dv.modify(&qp, &attr(dv::METAROCE_QP_EVENTS, 1)))?;
     refuse("events 2", errno::EINVAL, t.dv.modify(&qp, &attr(dv::METAROCE_QP_EVENTS, 2)))?;
     // All or nothing.
-    let both = dv::METAROCE_QP_PATHS | dv::METAROCE_QP_ORDERING;
-    refuse(
-        "one of two",
-        errno::EINVAL,
-        t.dv.modify(&qp, &QpAttr { mask: both, paths: 5, ordering: 9, events: 0 }),
-    )?;
+    let all = dv::METAROCE_QP_PATHS
+        | dv::METAROCE_QP_PLANES
+        | dv::METAROCE_QP_CONTROLLER
+        | dv::METAROCE_QP_ORDERING;
+    let wrong = QpAttr { mask: all, paths: 5, ordering: 9, events: 0, planes: 1, controller: 1 };
+    refuse("one of four", errno::EINVAL, t.dv.modify(&qp, &wrong))?;
     let (c, _) = text("query", t.dv.paths(&qp))?;
     check!(c.wanted_paths == 0 && c.ordering == 0 && c.events == 0, "something was set: {c:?}");
+    check!(c.wanted_planes == 0 && c.wanted_controller == 0, "something was set: {c:?}");
+    check!(c.planes == 0 && c.controller == 0, "of no connection: {c:?}");
     let mut next = 0;
     let list = text("transitions in INIT", t.dv.transitions(&qp, &mut next, 4))?;
     check!(list.is_empty() && next == 0, "transitions without a connection");
@@ -573,6 +599,121 @@ fn planes(t: &Test, ep: &Endpoint, class: u8) -> Outcome {
         check!(changes.iter().any(|a| a.plane == last), "nothing has come back");
         Ok(())
     })
+}
+
+/// A connection sends over the planes that the QP has named which made it, and over all where
+/// none of those is there. Where the device has several, the last one is named.
+fn planes_named(t: &Test, ep: &Endpoint, class: u8) -> Outcome {
+    let Some(name) = &t.device.name else {
+        skip!("no --dev");
+    };
+    let all = planes_of(name)?;
+    let last = *all.last().ok_or("no plane is up")?;
+    let absent = (0..8).find(|p| !all.contains(p)).ok_or("eight planes")?;
+    let want = |planes| QpAttr { mask: dv::METAROCE_QP_PLANES, planes, ..QpAttr::default() };
+    for (i, (named, used)) in [(1 << last, vec![last]), (1 << absent, all.clone())].into_iter().enumerate() {
+        let qp = new_qp(ep)?;
+        if ep.leads {
+            text("naming planes", t.dv.modify(&qp, &want(named)))?;
+        }
+        let link = connect(ep, qp, class + i as u8)?;
+        link.led(ep, || {
+            let begun = Instant::now();
+            loop {
+                link.burst(ep)?;
+                let (c, paths) = text("query", t.dv.paths(&link.qp))?;
+                check!(c.planes == named && c.wanted_planes == named, "planes {:#x}", c.planes);
+                let mut on: Vec<_> = paths.iter().map(|p| p.plane).collect();
+                on.sort_unstable();
+                on.dedup();
+                if on == used {
+                    return Ok(());
+                }
+                check!(begun.elapsed() < ep.wait, "paths are on planes {on:?}, not {used:?}");
+            }
+        })?;
+        refuse("planes of a connection", errno::EISCONN, t.dv.modify(&link.qp, &want(1)))?;
+        text("barrier", ep.barrier("refused"))?;
+    }
+    Ok(())
+}
+
+/// Bytes that the controller `fixed` lets each path of a connection have in flight.
+fn fixed_window(c: &Connection) -> u32 {
+    16 * (c.payload_mtu + 76)
+}
+
+/// The windows of a connection do what the QP wanted that made it, whatever the other end does and
+/// later QPs want.
+fn controller(t: &Test, ep: &Endpoint, class: u8) -> Outcome {
+    let want = |controller| QpAttr { mask: dv::METAROCE_QP_CONTROLLER, controller, ..QpAttr::default() };
+    let (first, second) = (new_qp(ep)?, new_qp(ep)?);
+    let (mine, theirs) = (dv::METAROCE_CONTROLLER_FIXED, dv::METAROCE_CONTROLLER_AIMD);
+    if ep.leads {
+        text("fixed windows", t.dv.modify(&first, &want(mine)))?;
+        text("others for a later one", t.dv.modify(&second, &want(theirs)))?;
+    }
+    let link = connect(ep, first, class)?;
+    let later = connect(ep, second, class)?;
+    let expected = if ep.leads { mine } else { theirs };
+    for (qp, wanted) in [(&link.qp, mine), (&later.qp, theirs)] {
+        let (c, _) = text("query", t.dv.paths(qp))?;
+        check!(c.controller == expected && c.qps == 2, "controller {} of {} QPs", c.controller, c.qps);
+        let wanted = if ep.leads { wanted } else { dv::METAROCE_CONTROLLER_DEFAULT };
+        check!(c.wanted_controller == wanted, "wanted is {}", c.wanted_controller);
+    }
+    link.led(ep, || {
+        (0..8).try_for_each(|_| link.burst(ep))?;
+        let (c, paths) = text("query", t.dv.paths(&link.qp))?;
+        let window = fixed_window(&c);
+        check!(paths.iter().all(|p| p.window == window), "not all windows are {window}: {paths:?}");
+        check!(c.window_cuts == 0, "{} cuts of fixed windows", c.window_cuts);
+        Ok(())
+    })?;
+    refuse("controller of a connection", errno::EISCONN, t.dv.modify(&link.qp, &want(theirs)))?;
+    text("barrier", ep.barrier("refused"))?;
+    Ok(())
+}
+
+/// The device's controller is that of new connections, whose QPs want no other; it is chosen by its
+/// name.
+fn device_controller(t: &Test, ep: &Endpoint, class: u8) -> Outcome {
+    let Some(name) = &t.device.name else {
+        skip!("no --dev");
+    };
+    let file = format!("/sys/class/infiniband/{name}/planes/controller");
+    let choose = |name: &str| std::fs::write(&file, name);
+    let shown = || text("the controllers", std::fs::read_to_string(&file));
+    check!(shown()? == "[aimd] fixed\n", "controllers {}", shown()?);
+    for wrong in ["", "fix", "fixed aimd", "Fixed", "0"] {
+        refuse(&format!("controller {wrong:?}"), errno::EINVAL, choose(wrong))?;
+    }
+    let before = connect(ep, new_qp(ep)?, class)?;
+    text("choosing", choose("fixed\n"))?;
+    let chosen = shown();
+    let during = connect(ep, new_qp(ep)?, class + 1);
+    let other = new_qp(ep)?;
+    let want = QpAttr {
+        mask: dv::METAROCE_QP_CONTROLLER,
+        controller: dv::METAROCE_CONTROLLER_AIMD,
+        ..QpAttr::default()
+    };
+    text("another one", t.dv.modify(&other, &want))?;
+    let other = connect(ep, other, class + 2);
+    text("choosing", choose("aimd"))?;
+    check!(chosen? == "aimd [fixed]\n" && shown()? == "[aimd] fixed\n", "controllers {}", shown()?);
+    for (what, link, expected) in [
+        ("an earlier connection", before, dv::METAROCE_CONTROLLER_AIMD),
+        ("a new one", during?, dv::METAROCE_CONTROLLER_FIXED),
+        ("one that wants another", other?, dv::METAROCE_CONTROLLER_AIMD),
+    ] {
+        link.led(ep, || link.burst(ep))?;
+        let (c, paths) = text("query", t.dv.paths(&link.qp))?;
+        check!(c.controller == expected, "{what} has controller {}", c.controller);
+        let fixed = paths.iter().all(|p| p.window == fixed_window(&c));
+        check!(fixed == (expected == dv::METAROCE_CONTROLLER_FIXED), "{what} has windows {paths:?}");
+    }
+    Ok(())
 }
 
 fn main() {
