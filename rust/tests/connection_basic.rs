@@ -267,7 +267,12 @@ fn links_with_fewer_paths_are_not_idle() {
         sim.run_for(20 * MS);
         let c = sim.hosts[0].connection(qa);
         let ports: Vec<u16> = c.paths().map(|p| p.port).collect();
-        let on = |i: usize| ports.iter().filter(|p| sim.fabric.spine_of(**p, 2) == i).count();
+        let on = |i: usize| {
+            ports
+                .iter()
+                .filter(|p| sim.fabric.spine_of(**p, 2) == i)
+                .count()
+        };
         let few = on(0).min(on(1));
         stream_writes(&mut sim, &[qa], 5, 20 * MS);
         let rate = stream_writes(&mut sim, &[qa], 5, 20 * MS).rate;
