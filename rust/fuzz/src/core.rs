@@ -16,7 +16,7 @@ use metaroce::proto::api::{
     Event, Fault, Host, Opcode, Payload, Placed, Placement, Receive, RxInfo, SendWr, Status,
     StreamId, Target, Time, Token, Transmit, WrOp, HEADER_MAX, MAX_MESSAGE,
 };
-use metaroce::proto::congestion::Shares;
+use metaroce::proto::congestion::{Controller, Shares};
 use metaroce::proto::connection::{
     stateless_reply, Config, Connection, ConnectionState, Ids, PlaneState, PAYLOAD_MTU_MIN,
 };
@@ -561,7 +561,10 @@ impl World {
         let mut config = Config::new(pick.one(&[1500, 4200, 9000, 700]));
         config.paths = pick.one(&[1, 2, 4, 8]);
         config.path_records = pick.one(&[16, 16, 64]);
-        config.crc = pick.u8() & 1 == 0;
+        let flags = pick.u8();
+        config.crc = flags & 1 == 0;
+        config.planes = if flags & 2 == 0 { u8::MAX } else { flags >> 2 };
+        config.controller = Controller::ALL[usize::from(flags >> 7)];
         config.margin = 200_000;
         let rd = pick.one(&[0, 1, 4, 16]);
         let setup = Setup {
