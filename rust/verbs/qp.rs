@@ -427,7 +427,8 @@ impl Qp {
         }
         if has(dv::mask::CONTROLLER) {
             let chosen = extension::controller(attr.controller)?;
-            let restricted = chosen.is_some_and(|c| c.is_restricted() && c != qp.device.controller());
+            let restricted =
+                chosen.is_some_and(|c| c.is_restricted() && c != qp.device.controller());
             if restricted && !is_net_admin() {
                 return Err(EPERM);
             }

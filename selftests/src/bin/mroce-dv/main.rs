@@ -685,7 +685,7 @@ fn device_controller(t: &Test, ep: &Endpoint, class: u8) -> Outcome {
     let choose = |name: &str| std::fs::write(&file, name);
     let shown = || text("the controllers", std::fs::read_to_string(&file));
     check!(shown()? == "[aimd] fixed\n", "controllers {}", shown()?);
-    for wrong in ["", "fix", "fixed aimd", "Fixed", "0"] {
+    for wrong in ["\n", "fix", "fixed aimd", "Fixed", "0"] {
         refuse(&format!("controller {wrong:?}"), errno::EINVAL, choose(wrong))?;
     }
     let before = connect(ep, new_qp(ep)?, class)?;
