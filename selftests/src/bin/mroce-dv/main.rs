@@ -710,8 +710,11 @@ fn device_controller(t: &Test, ep: &Endpoint, class: u8) -> Outcome {
         link.led(ep, || link.burst(ep))?;
         let (c, paths) = text("query", t.dv.paths(&link.qp))?;
         check!(c.controller == expected, "{what} has controller {}", c.controller);
-        let fixed = paths.iter().all(|p| p.window == fixed_window(&c));
-        check!(fixed == (expected == dv::METAROCE_CONTROLLER_FIXED), "{what} has windows {paths:?}");
+        if expected == dv::METAROCE_CONTROLLER_FIXED {
+            // Those of the other one may pass this size.
+            let fixed = paths.iter().all(|p| p.window == fixed_window(&c));
+            check!(fixed, "{what} has windows {paths:?}");
+        }
     }
     Ok(())
 }
