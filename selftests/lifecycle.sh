@@ -51,12 +51,12 @@ add() {
     busywait 10 ready b
 }
 
-# traffic TEST: both ends in the background (no function, whose shell would be what is killed); true once several packets of data have arrived.
+# traffic TEST: both ends, whose QPs wait for a busy machine, in the background (no function, whose shell would be what is killed); true once several packets of data have arrived.
 # With GID_A and GID_B between these GIDs.
 traffic() {
     ip netns exec lc-b mroce-bench --dev lcb ${GID_B:+--gid "$GID_B"} --listen 18515 --wait 60 >"$work/server" 2>&1 &
     listener=$!
-    ip netns exec lc-a mroce-bench --dev lca ${GID_A:+--gid "$GID_A"} --connect 10.95.0.2 --tests "$1" --seconds 60 --wait 60 >"$work/client" 2>&1 &
+    ip netns exec lc-a mroce-bench --dev lca ${GID_A:+--gid "$GID_A"} --connect 10.95.0.2 --tests "$1" --seconds 60 --timeout 18 --wait 60 >"$work/client" 2>&1 &
     client=$!
     busywait 60 flowing || { cat "$work/client" "$work/server"; return 1; }
 }
