@@ -93,3 +93,72 @@ fn repeats_exactly() {
     assert_eq!(one("1"), one("1"));
     assert_ne!(one("1"), one("2"));
 }
+
+/// Small and slow, as the module is measured in network namespaces; and what the simulator tells
+/// of a run is compared with such a measurement.
+#[test]
+fn scenarios_of_the_module() {
+    let text = include_str!("../sim/runs/module.toml");
+    let set = [
+        ("run.seed", "1"),
+        ("run.warm", "300ms"),
+        ("run.time", "300ms"),
+    ];
+    let options = |against| Options {
+        quiet: true,
+        set: set.map(|(k, v)| (k.into(), v.into())).to_vec(),
+        against,
+        ..Options::default()
+    };
+    let rows = run_file("module", text, &options(None)).expect("it runs");
+    let of = |name: &str| {
+        let row = rows.iter().find(|r| r.get("scenario") == Some(name));
+        row.expect("a row").clone()
+    };
+    // Marks where switches mark, losses where there are any, shares where they are told.
+    assert_eq!(of("drop-tail").number("marked_part"), 0.0);
+    assert!(of("red-ecn").number("marked_part") > 0.01);
+    assert_eq!(of("red-ecn").number("resent_part"), 0.0);
+    let lost = of("loss-5").number("resent_part");
+    assert!((0.035..0.075).contains(&lost), "{lost} of 0.05");
+    let share = of("incast-4-hint").number("share_mbit");
+    assert!((45.0..55.0).contains(&share), "{share} of 200 Mbit/s");
+    assert!(of("incast-4-hint").number("jain") > 0.99);
+    let slow = of("spines-200-100").number("faulty_part");
+    assert!((0.28..0.38).contains(&slow), "{slow} of a third");
+    for r in &rows {
+        assert!(r.number("window_kb") > 20.0 && r.number("inflight_kb") > 10.0);
+        assert!(r.number("srtt_us") > 2000.0);
+    }
+
+    // A module that does just the same agrees; one that is twice as fast does not.
+    let columns = [
+        "scenario",
+        "mbit_s",
+        "jain",
+        "window_kb",
+        "inflight_kb",
+        "srtt_us",
+        "share_mbit",
+        "resent_part",
+        "spurious_part",
+        "marked_part",
+        "cuts_s",
+        "faulty_part",
+    ];
+    let path = std::env::temp_dir().join(format!("metaroce-module-{}.csv", std::process::id()));
+    for (rate, agrees) in [(1.0, true), (2.0, false)] {
+        let mut table = columns.join(",") + "\n";
+        for r in &rows {
+            let cells = columns.map(|c| match c {
+                "mbit_s" => (r.number(c) * rate).to_string(),
+                _ => r.get(c).expect("a column").to_string(),
+            });
+            table += &(cells.join(",") + "\n");
+        }
+        std::fs::write(&path, table).expect("the table is written");
+        let result = run_file("module", text, &options(Some(path.clone())));
+        assert_eq!(result.is_ok(), agrees, "{result:?}");
+    }
+    std::fs::remove_file(&path).expect("it was there");
+}

@@ -32,6 +32,8 @@ pub(crate) struct Layout {
     pub(crate) rate: f64,
     /// Of the lines between leaves and spines.
     pub(crate) spine_rate: f64,
+    /// Of the ports of leaves towards hosts.
+    pub(crate) down_rate: f64,
     /// Of each link.
     pub(crate) delay: Ps,
     /// The last `far` hosts are this much further away from their leaves.
@@ -44,6 +46,9 @@ pub(crate) struct Layout {
     pub(crate) mark_min: u64,
     pub(crate) mark_max: u64,
     pub(crate) mark_chance: f64,
+    /// Part that the present queue has in the average by which RED marks; 0: no RED, the queue
+    /// itself is what counts.
+    pub(crate) red_weight: f64,
     /// Bytes that may queue in a host's own port.
     pub(crate) host_buffer: u64,
     /// Switches stop the port that fills them, at so many bytes of it; 0 is no PFC.
@@ -69,6 +74,7 @@ pub(crate) struct Port {
     mark_min: u64,
     mark_max: u64,
     mark_chance: f64,
+    red: Option<Red>,
     /// Packets that vanish on the line, in 2^-32.
     pub(crate) loss: u64,
     /// Bit errors and the like beyond: the line is dead.
@@ -118,6 +124,7 @@ impl Port {
             mark_min: 0,
             mark_max: 0,
             mark_chance: 0.0,
+            red: None,
             loss: 0,
             alive: true,
             busy_until: 0,
@@ -146,12 +153,18 @@ impl Port {
             self.stats.dropped += 1;
             return false;
         }
-        if self.mark_min != 0 && before >= self.mark_min {
+        if let Some(red) = &mut self.red {
+            let bounds = (self.mark_min as f64, self.mark_max as f64);
+            if red.marks(before as f64, bounds, self.mark_chance, rng) {
+                p.ce = true;
+                self.stats.marked += 1;
+            }
+        } else if self.mark_min != 0 && before >= self.mark_min {
             let all = before >= self.mark_max;
             let over = (before - self.mark_min) as f64;
             let span = (self.mark_max - self.mark_min).max(1) as f64;
             let chance = over / span * self.mark_chance;
-            if all || (rng.next() >> 11) as f64 / ((1u64 << 53) as f64) < chance {
+            if all || unit(rng) < chance {
                 p.ce = true;
                 self.stats.marked += 1;
             }
@@ -171,6 +184,47 @@ impl Port {
 
     pub(crate) fn line_time(&self, bytes: u32) -> Ps {
         (f64::from(bytes) * self.ps_per_byte) as Ps
+    }
+}
+
+/// A number from 0 up to 1.
+fn unit(rng: &mut Rng) -> f64 {
+    (rng.next() >> 11) as f64 / ((1u64 << 53) as f64)
+}
+
+/// Random early detection as Floyd and Jacobson describe it, and as Linux has it (red.h): the
+/// average of the queue decides, and marks keep a distance from each other: after one, the next
+/// comes within 1 / chance packets, with equal probability for each of them.
+#[derive(Clone, Copy, Debug)]
+struct Red {
+    weight: f64,
+    average: f64,
+    /// Packets since the last mark; none while the average is below the lower bound.
+    count: Option<f64>,
+    /// How far away the next mark is, as a part of 1 / chance.
+    draw: f64,
+}
+
+impl Red {
+    /// Whether the packet that finds `queue` bytes ahead of it is marked.
+    fn marks(&mut self, queue: f64, (min, max): (f64, f64), chance: f64, rng: &mut Rng) -> bool {
+        self.average += (queue - self.average) * self.weight;
+        if self.average < min || self.average >= max {
+            self.count = None;
+            return self.average >= max;
+        }
+        let Some(count) = self.count else {
+            self.count = Some(0.0);
+            self.draw = unit(rng);
+            return false;
+        };
+        let chance = (self.average - min) / (max - min) * chance;
+        let marks = (count + 1.0) * chance >= self.draw;
+        self.count = Some(if marks { 0.0 } else { count + 1.0 });
+        if marks {
+            self.draw = unit(rng);
+        }
+        marks
     }
 }
 
@@ -207,17 +261,26 @@ impl Fabric {
             p.limit = l.buffer;
             (p.mark_min, p.mark_max) = (l.mark_min, l.mark_max.max(l.mark_min));
             p.mark_chance = l.mark_chance;
+            if l.red_weight > 0.0 && l.mark_min != 0 {
+                p.red = Some(Red {
+                    weight: l.red_weight,
+                    average: 0.0,
+                    count: None,
+                    draw: 0.0,
+                });
+            }
             if l.pfc != 0 || l.ideal {
                 p.limit = u64::MAX;
             }
             if l.ideal {
                 p.mark_min = 0;
+                p.red = None;
             }
             p
         };
         for _ in 0..l.planes {
             for h in 0..l.hosts {
-                let mut p = switch(Node::Host(h as u32), l.rate);
+                let mut p = switch(Node::Host(h as u32), l.down_rate);
                 if h + l.far >= l.hosts {
                     p.delay += l.far_delay;
                 }
@@ -451,4 +514,47 @@ pub(crate) fn mix(x: u64) -> u64 {
 pub(crate) fn flow_hash(src: u32, dst: u32, source_port: u16, port: u16) -> u64 {
     let a = mix(0x9e37_79b9 ^ u64::from(src) << 32 ^ u64::from(dst));
     mix(a ^ 17 << 32 ^ u64::from(source_port) << 16 ^ u64::from(port))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// With a queue that does not move: no mark below the lower bound, all above the upper one, and
+    /// in between at distances that are equally probable from 1 to 1 / chance, so that twice as
+    /// many are marked as each by itself would be.
+    #[test]
+    fn red_keeps_marks_apart() {
+        let mut rng = Rng::new(1);
+        let mut red = Red {
+            weight: 0.5,
+            average: 0.0,
+            count: None,
+            draw: 0.0,
+        };
+        let mut marks = |queue: f64, n: u32| {
+            let mut distances = Vec::new();
+            let mut since = 0;
+            for _ in 0..n {
+                since += 1;
+                if red.marks(queue, (1000.0, 3000.0), 0.1, &mut rng) {
+                    distances.push(since);
+                    since = 0;
+                }
+            }
+            distances
+        };
+        assert!(marks(999.0, 1000).is_empty());
+        // The average has to get there first.
+        marks(2000.0, 100);
+        let some = marks(2000.0, 100_000);
+        let longest = some.iter().skip(1).max().copied();
+        assert_eq!(longest, Some(20), "chance 0.05");
+        let part = some.len() as f64 / 1e5;
+        assert!((0.09..0.1).contains(&part), "{part}");
+        marks(4000.0, 100);
+        assert_eq!(marks(4000.0, 1000).len(), 1000);
+        marks(0.0, 100);
+        assert!(marks(0.0, 1000).is_empty());
+    }
 }

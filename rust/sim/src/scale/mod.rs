@@ -5,6 +5,7 @@
 
 #![forbid(unsafe_code)]
 
+mod agree;
 mod endpoint;
 mod fabric;
 mod font;

@@ -4,6 +4,7 @@
 
 #![forbid(unsafe_code)]
 
+use super::agree;
 use super::fabric::{Ps, ETHERNET};
 use super::png::{Line, Plot};
 use super::spec::{cases, Case, KEYS};
@@ -23,6 +24,8 @@ pub struct Options {
     pub set: Vec<(String, String)>,
     /// No progress bar.
     pub quiet: bool,
+    /// What was measured of the running module in the files' scenarios (CSV).
+    pub against: Option<PathBuf>,
 }
 
 /// What a case gave: names and values of a table's row.
@@ -30,6 +33,12 @@ pub struct Options {
 pub struct Row(Vec<(String, String)>);
 
 impl Row {
+    /// A row of these columns.
+    #[cfg(test)]
+    pub(crate) fn of(columns: &[(&str, &str)]) -> Self {
+        Self(columns.iter().map(|c| (c.0.into(), c.1.into())).collect())
+    }
+
     /// A column's value.
     pub fn get(&self, name: &str) -> Option<&str> {
         self.0.iter().find(|c| c.0 == name).map(|c| c.1.as_str())
@@ -151,6 +160,12 @@ pub fn run_file(name: &str, text: &str, options: &Options) -> Result<Vec<Row>, S
         }
     }
     expectations(&sections, &rows)?;
+    if let Some(path) = &options.against {
+        let text = std::fs::read_to_string(path).map_err(|e| e.to_string());
+        let table = text.and_then(|t| agree::Table::parse(&t));
+        let table = table.map_err(|e| format!("{}: {e}", path.display()))?;
+        print!("{}", agree::judge(&sections, &rows, &table)?);
+    }
     Ok(rows)
 }
 
@@ -176,6 +191,9 @@ fn quantile(sorted: &[Ps], q: f64) -> f64 {
 fn row(case: &Case, o: &Outcome) -> Row {
     let mut r: Vec<(String, String)> = Vec::new();
     let short = |k: &str| k.split('.').next_back().unwrap_or(k).to_string();
+    if let Some(a) = case.axes.iter().find(|a| a.0 == "scenario") {
+        r.push(a.clone());
+    }
     for k in KEYS {
         let v = case.values.iter().find(|v| v.0 == k.0);
         let varies = case.axes.iter().any(|a| a.0 == k.0);
@@ -210,6 +228,10 @@ fn row(case: &Case, o: &Outcome) -> Row {
             let sum: u64 = o.sums.delivered;
             (sum as f64, o.span as f64, hosts)
         }
+        Kind::Stream => {
+            let sum: u64 = o.sums.delivered;
+            (sum as f64, o.span as f64, 1.0)
+        }
         Kind::Storage => {
             let sum: u64 = o.sums.delivered;
             (sum as f64, o.span as f64, job.senders as f64)
@@ -230,6 +252,7 @@ fn row(case: &Case, o: &Outcome) -> Row {
     let mut put = |k: &str, v: String| r.push((k.into(), v));
     put("ok", u8::from(o.ok).to_string());
     put("gbit_s", format!("{:.2}", rate / 1e9));
+    put("mbit_s", format!("{:.1}", rate / 1e6));
     put("of_line", format!("{part:.4}"));
     put("time_us", format!("{:.2}", mean / 1e6));
     put("p50_us", format!("{:.2}", quantile(&times, 0.5)));
@@ -266,6 +289,39 @@ fn row(case: &Case, o: &Outcome) -> Row {
     put("spurious", o.spurious.to_string());
     put("cuts", o.cuts.to_string());
     put("path_failed", o.path_failed.to_string());
+    let t = &o.senders;
+    let ratio = |a: u64, b: u64| a as f64 / (b.max(1) as f64);
+    let sent = t.counts.sent + t.counts.resent;
+    put(
+        "window_kb",
+        format!("{:.1}", ratio(t.window, t.looks) / 1e3),
+    );
+    put(
+        "inflight_kb",
+        format!("{:.1}", ratio(t.inflight, t.looks) / 1e3),
+    );
+    put("srtt_us", format!("{:.0}", ratio(t.srtt, t.paths) / 1e3));
+    put(
+        "share_mbit",
+        format!("{:.1}", ratio(t.share, t.looks) / 1e3),
+    );
+    put(
+        "resent_part",
+        format!("{:.5}", ratio(t.counts.resent, sent)),
+    );
+    put(
+        "spurious_part",
+        format!("{:.5}", ratio(t.counts.spurious, sent)),
+    );
+    put(
+        "marked_part",
+        format!("{:.5}", ratio(t.counts.marked, sent)),
+    );
+    put(
+        "cuts_s",
+        format!("{:.1}", t.counts.cuts as f64 * 1e12 / o.span.max(1) as f64),
+    );
+    put("faulty_part", format!("{:.4}", ratio(t.faulty, t.spines)));
     put("refused", o.sums.refused.to_string());
     put("unroutable", o.sums.unroutable.to_string());
     put("left", o.left.to_string());
@@ -449,9 +505,11 @@ is varied) and writes FILE.csv, FILE-series.csv and plots.
   --set KEY=VALUE      overrides a setting, such as --set run.seed=2 or
                        --set transport.kind=metaroce,ideal
   --quiet              no progress bar
+  --against FILE       compares with what was measured of the running module in the same
+                       scenarios (CSV, selftests/compare.sh), as the files' [[agree]] say
   --settings           lists the settings with their defaults
 
-The status is 1 when a file's [[expect]] does not hold.
+The status is 1 when a file's [[expect]] does not hold, or the module does not agree.
 ";
 
 /// The program. Gives its exit status.
@@ -475,6 +533,10 @@ pub fn main(args: &[String]) -> i32 {
                 return 0;
             }
             "--quiet" => options.quiet = true,
+            "--against" => match args.next() {
+                Some(f) => options.against = Some(f.into()),
+                None => files.clear(),
+            },
             "--out" => match args.next() {
                 Some(d) => options.out = Some(d.into()),
                 None => files.clear(),
@@ -504,7 +566,8 @@ pub fn main(args: &[String]) -> i32 {
             .map_err(|e| e.to_string())
             .and_then(|text| run_file(&name, &text, &options));
         match result {
-            Ok(rows) => show(&name, &rows),
+            Ok(rows) if options.against.is_none() => show(&name, &rows),
+            Ok(_) => {}
             Err(e) => {
                 eprintln!("{}: {e}", f.display());
                 status = 1;

@@ -45,6 +45,11 @@ pub(crate) const KEYS: &[(&str, &str, &str)] = &[
         "400G",
         "of the lines between leaves and spines",
     ),
+    (
+        "fabric.down_rate",
+        "0",
+        "of the ports of leaves towards hosts; 0: fabric.rate",
+    ),
     ("fabric.delay", "600ns", "of each link, switch included"),
     (
         "fabric.far",
@@ -67,6 +72,12 @@ pub(crate) const KEYS: &[(&str, &str, &str)] = &[
         "fabric.mark_chance",
         "20%",
         "probability of a mark just below mark_max",
+    ),
+    (
+        "fabric.red_weight",
+        "0",
+        "RED, as Linux has it: part of the present queue in the average that marks; 0: the queue \
+         itself marks, each packet by chance",
     ),
     (
         "fabric.host_buffer",
@@ -104,6 +115,11 @@ pub(crate) const KEYS: &[(&str, &str, &str)] = &[
         "transport.hint",
         "true",
         "metaroce: receivers divide their rate among the senders",
+    ),
+    (
+        "transport.line",
+        "0",
+        "metaroce: rate that receivers divide; 0: fabric.down_rate, of all planes",
     ),
     (
         "transport.batch",
@@ -150,7 +166,7 @@ pub(crate) const KEYS: &[(&str, &str, &str)] = &[
     (
         "traffic.kind",
         "permutation",
-        "ring, all-to-all, permutation, incast, storage",
+        "ring, all-to-all, permutation, incast, storage, stream (incast without an end)",
     ),
     (
         "traffic.size",
@@ -176,7 +192,7 @@ pub(crate) const KEYS: &[(&str, &str, &str)] = &[
     (
         "traffic.senders",
         "8",
-        "senders (incast), clients (storage; the other hosts are servers)",
+        "senders (incast, stream), clients (storage; the other hosts are servers)",
     ),
     (
         "traffic.depth",
@@ -211,10 +227,41 @@ pub(crate) struct Case {
 }
 
 /// All cases of a file, `overrides` (`section.key=value`, or with several values separated by
-/// commas) applied.
+/// commas) applied. With `[[scenario]]`s those of each: `name`, what it sets (`set`, as overrides)
+/// and the names of the faults that it has (`faults`).
 pub(crate) fn cases(
     sections: &[Section],
     overrides: &[(String, String)],
+) -> Result<Vec<Case>, String> {
+    let mut all = Vec::new();
+    for s in sections.iter().filter(|s| s.name == "scenario") {
+        let name = s.one("name").ok_or("scenario: name is missing")?;
+        let mut set = Vec::new();
+        for text in s.get("set").unwrap_or(&[]) {
+            let (key, value) = text
+                .split_once('=')
+                .ok_or_else(|| format!("scenario {name}: {text:?} is not KEY=VALUE"))?;
+            set.push((key.trim().to_string(), value.trim().to_string()));
+        }
+        set.extend_from_slice(overrides);
+        let faults = s.get("faults").unwrap_or(&[]);
+        let fits = |f: &Section| f.one("name").is_some_and(|n| faults.iter().any(|x| x == n));
+        for mut case in plain(sections, &set, &fits)? {
+            case.axes.insert(0, ("scenario".into(), name.into()));
+            all.push(case);
+        }
+    }
+    if all.is_empty() {
+        return plain(sections, overrides, &|_| true);
+    }
+    Ok(all)
+}
+
+/// Every combination of what the file and the overrides give, with the faults that fit.
+fn plain(
+    sections: &[Section],
+    overrides: &[(String, String)],
+    fits: &dyn Fn(&Section) -> bool,
 ) -> Result<Vec<Case>, String> {
     let mut all: Vec<(String, Vec<String>)> = KEYS
         .iter()
@@ -228,7 +275,8 @@ pub(crate) fn cases(
         None => Err(format!("there is no setting {key:?}")),
     };
     for s in sections {
-        if matches!(s.name.as_str(), "" | "fault" | "plot" | "series" | "expect") {
+        let beside = ["", "fault", "plot", "series", "expect", "scenario", "agree"];
+        if beside.contains(&s.name.as_str()) {
             continue;
         }
         for (key, values) in &s.keys {
@@ -238,7 +286,8 @@ pub(crate) fn cases(
     for (key, value) in overrides {
         set(key.clone(), value.split(',').map(str::to_string).collect())?;
     }
-    let faults: Vec<&Section> = sections.iter().filter(|s| s.name == "fault").collect();
+    let faults = sections.iter().filter(|s| s.name == "fault" && fits(s));
+    let faults: Vec<&Section> = faults.collect();
     let count: usize = all.iter().map(|k| k.1.len()).product();
     let mut cases = Vec::new();
     for n in 0..count {
@@ -298,6 +347,10 @@ fn setup(values: &[(String, String)], faults: &[&Section]) -> Result<Setup, Stri
         planes: (num("fabric.planes")? as usize).max(1),
         rate: rat("fabric.rate")?,
         spine_rate: rat("fabric.spine_rate")?,
+        down_rate: match rat("fabric.down_rate")? {
+            0.0 => rat("fabric.rate")?,
+            r => r,
+        },
         delay: tim("fabric.delay")?,
         far: num("fabric.far")? as usize,
         far_delay: tim("fabric.far_delay")?,
@@ -305,6 +358,7 @@ fn setup(values: &[(String, String)], faults: &[&Section]) -> Result<Setup, Stri
         mark_min: byt("fabric.mark_min")? as u64,
         mark_max: byt("fabric.mark_max")? as u64,
         mark_chance: num("fabric.mark_chance")?,
+        red_weight: num("fabric.red_weight")?,
         host_buffer: byt("fabric.host_buffer")? as u64,
         pfc: if kind == "roce-pfc" {
             byt("fabric.pfc")? as u64
@@ -336,7 +390,7 @@ fn setup(values: &[(String, String)], faults: &[&Section]) -> Result<Setup, Stri
         early: num("traffic.early")? as usize,
         lead: tim("traffic.lead")?,
     };
-    if matches!(job.kind, Kind::Incast | Kind::Storage) && job.senders >= hosts {
+    if matches!(job.kind, Kind::Incast | Kind::Stream | Kind::Storage) && job.senders >= hosts {
         return Err("traffic.senders: there are not so many hosts".into());
     }
     let controller = text("transport.controller");
@@ -348,6 +402,10 @@ fn setup(values: &[(String, String)], faults: &[&Section]) -> Result<Setup, Stri
         paths: num("transport.paths")? as u8,
         records: num("transport.records")? as u16,
         hint: flag("transport.hint")?,
+        line: match rat("transport.line")? {
+            0.0 => layout.down_rate * layout.planes as f64,
+            r => r,
+        },
         batch: tim("transport.batch")?,
         margin: tim("transport.margin")? / 1000,
         batching: tim("transport.batching")? / 1000,

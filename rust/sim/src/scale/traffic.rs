@@ -52,6 +52,8 @@ pub(crate) enum Kind {
     AllToAll,
     Permutation,
     Incast,
+    /// Incast without an end: every sender keeps `depth` messages outstanding.
+    Stream,
     Storage,
 }
 
@@ -62,6 +64,7 @@ impl Kind {
             "all-to-all" => Self::AllToAll,
             "permutation" => Self::Permutation,
             "incast" => Self::Incast,
+            "stream" => Self::Stream,
             "storage" => Self::Storage,
             _ => return None,
         })
@@ -153,7 +156,7 @@ impl Traffic {
                     flows = (0..n).map(|a| (a, (a + shift) % n)).collect();
                 }
             }
-            Kind::Incast => {
+            Kind::Incast | Kind::Stream => {
                 for a in 1..=job.senders as u32 {
                     flows.push((a, 0));
                 }
@@ -278,7 +281,7 @@ impl Traffic {
                     self.exchange(skew[self.flows[i].0 as usize], i, bytes, out);
                 }
             }
-            Kind::Permutation => {
+            Kind::Permutation | Kind::Stream => {
                 for i in 0..self.flows.len() {
                     for _ in 0..self.job.depth {
                         self.message(now, i, out);
@@ -389,7 +392,7 @@ impl Traffic {
                 }
                 self.one_less(now, out);
             }
-            Kind::Permutation => {
+            Kind::Permutation | Kind::Stream => {
                 self.count(now, part.a as usize, part);
                 self.message(now, part.a as usize, out);
             }

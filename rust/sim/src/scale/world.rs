@@ -12,7 +12,7 @@ use super::packet::Packets;
 use super::queue::Queue;
 use super::traffic::{Job, Kind, Post, Traffic};
 use crate::Rng;
-use metaroce::proto::connection::Health;
+use metaroce::proto::connection::{Connection, Health};
 
 /// Who sends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -124,7 +124,40 @@ pub(crate) struct Outcome {
     pub(crate) spurious: u64,
     pub(crate) path_failed: u64,
     pub(crate) acks: u64,
+    pub(crate) senders: Telemetry,
     pub(crate) wall: f64,
+}
+
+/// Of the connections that send, over the time that is measured: what the module tells of its
+/// own by `metarocedv_query_paths`.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Telemetry {
+    /// Connections looked at, each as often as there were samples. The next four are sums over
+    /// them.
+    pub(crate) looks: u64,
+    /// Windows and bytes in flight of the good paths.
+    pub(crate) window: u64,
+    pub(crate) inflight: u64,
+    /// kbit/s; 0 is no limit.
+    pub(crate) share: u64,
+    /// Paths that know their round trip, and the sum of these, ns.
+    pub(crate) paths: u64,
+    pub(crate) srtt: u64,
+    pub(crate) counts: Counts,
+    /// Bytes that the links between leaves and spines took, and those of these that faults
+    /// concern.
+    pub(crate) spines: u64,
+    pub(crate) faulty: u64,
+}
+
+/// Sums of what connections count.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Counts {
+    pub(crate) sent: u64,
+    pub(crate) resent: u64,
+    pub(crate) spurious: u64,
+    pub(crate) marked: u64,
+    pub(crate) cuts: u64,
 }
 
 struct World {
@@ -142,6 +175,10 @@ struct World {
     sampled_flows: Vec<u64>,
     counted: Ps,
     delivered_before: u64,
+    senders: Telemetry,
+    /// What `senders` counts from.
+    counts_before: Counts,
+    spines_before: (u64, u64),
     over: bool,
 }
 
@@ -230,11 +267,11 @@ impl World {
         let mut models = None;
         match setup.transport {
             Transport::Metaroce => {
-                let planes = match setup.host.plane_by {
-                    PlaneBy::Core => 1,
-                    _ => setup.layout.planes,
+                let parts = match setup.host.plane_by {
+                    PlaneBy::Core => setup.layout.planes,
+                    _ => 1,
                 };
-                let kbit = setup.layout.rate * planes as f64 / 1000.0;
+                let kbit = setup.host.line / parts as f64 / 1000.0;
                 for h in 0..setup.layout.hosts {
                     ends.push(End::new(h as u32, setup.host, kbit as u32, 1024));
                 }
@@ -265,6 +302,9 @@ impl World {
             sampled_flows: vec![0; flows],
             counted: 0,
             delivered_before: 0,
+            senders: Telemetry::default(),
+            counts_before: Counts::default(),
+            spines_before: (0, 0),
             over: false,
         }
     }
@@ -396,6 +436,7 @@ impl World {
                 packets: self.net.sums.packets,
                 ..Sums::default()
             };
+            self.measure();
             self.traffic.start(now, &mut self.posts);
             self.carry_out();
             if !self.setup.job.kind.is_finite() {
@@ -410,6 +451,7 @@ impl World {
             self.traffic.counting = true;
             self.counted = now;
             self.delivered_before = self.net.sums.delivered;
+            self.measure();
             self.net.at(now + self.setup.time, Event::Phase);
             return;
         }
@@ -469,8 +511,95 @@ impl World {
         }
     }
 
+    /// The connections that send.
+    fn sending(&self) -> impl Iterator<Item = &Connection> {
+        let mut pairs = self.traffic.pairs();
+        if self.ends.is_empty() {
+            pairs.clear();
+        }
+        pairs.into_iter().filter_map(|(src, dst)| {
+            let conns = &self.ends[src as usize].conns;
+            conns.iter().find(|c| c.peer == dst).map(|c| &*c.core)
+        })
+    }
+
+    fn counts(&self) -> Counts {
+        self.sending().fold(Counts::default(), |mut sum, core| {
+            let n = core.counters();
+            sum.sent += n.sent_packets;
+            sum.resent += n.retransmits;
+            sum.spurious += n.spurious;
+            sum.marked += n.ce_echoed;
+            sum.cuts += n.window_cuts;
+            sum
+        })
+    }
+
+    /// Bytes over the links between leaves and spines, and over those of them that faults concern.
+    fn spine_bytes(&self) -> (u64, u64) {
+        let f = &self.net.fabric;
+        let first = 2 * f.layout.hosts * f.layout.planes;
+        let bytes = |p: &usize| f.ports[*p].stats.bytes;
+        let mut faulty = self.faulty_ports();
+        faulty.retain(|p| *p >= first);
+        let all = (first..f.ports.len()).map(|p| bytes(&p)).sum();
+        (all, faulty.iter().map(bytes).sum())
+    }
+
+    fn faulty_ports(&self) -> Vec<usize> {
+        let faults = self.setup.faults.iter();
+        let mut faulty: Vec<usize> = faults.flat_map(|f| self.ports_of(f.link)).collect();
+        faulty.sort_unstable();
+        faulty.dedup();
+        faulty
+    }
+
+    /// What is measured begins now.
+    fn measure(&mut self) {
+        self.senders = Telemetry::default();
+        self.counts_before = self.counts();
+        self.spines_before = self.spine_bytes();
+    }
+
+    /// Looks at the connections that send.
+    fn look(&mut self) {
+        let mut t = self.senders;
+        for core in self.sending() {
+            t.looks += 1;
+            t.share += u64::from(core.share());
+            for p in core.paths().filter(|p| p.health == Health::Good) {
+                t.window += u64::from(p.window);
+                t.inflight += u64::from(p.inflight);
+                t.paths += u64::from(p.srtt != 0);
+                t.srtt += p.srtt;
+            }
+        }
+        self.senders = t;
+    }
+
+    /// What was seen of them.
+    fn telemetry(&self) -> Telemetry {
+        let (now, before) = (self.counts(), self.counts_before);
+        let (spines, faulty) = self.spine_bytes();
+        Telemetry {
+            counts: Counts {
+                sent: now.sent - before.sent,
+                resent: now.resent - before.resent,
+                spurious: now.spurious - before.spurious,
+                marked: now.marked - before.marked,
+                cuts: now.cuts - before.cuts,
+            },
+            spines: spines - self.spines_before.0,
+            faulty: faulty - self.spines_before.1,
+            ..self.senders
+        }
+    }
+
     fn sample(&mut self) {
         let now = self.net.now;
+        if self.traffic.counting {
+            self.look();
+        }
         let hosts = self.net.fabric.layout.hosts * self.net.fabric.layout.planes;
         let mut s = Sample {
             at: now - self.setup.start(),
@@ -491,11 +620,7 @@ impl World {
         s.marked = marked - self.sampled_ports.1;
         self.sampled_ports = (dropped, marked);
         // How much of what goes to the spines takes the links that faults concern.
-        let mut faulty: Vec<usize> = (self.setup.faults.iter())
-            .flat_map(|f| self.ports_of(f.link))
-            .collect();
-        faulty.sort_unstable();
-        faulty.dedup();
+        let faulty = self.faulty_ports();
         let level = |faulty: &[usize], ports: &[super::fabric::Port]| {
             let part: u64 = faulty.iter().map(|p| ports[*p].stats.bytes).sum();
             part
@@ -557,6 +682,7 @@ impl World {
         let left = self.net.packets.used();
         let mut o = Outcome {
             left,
+            senders: self.telemetry(),
             ok: self.over && self.traffic.failed == 0 && self.counted != 0,
             times: std::mem::take(&mut self.traffic.times),
             span,

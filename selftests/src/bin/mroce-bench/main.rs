@@ -5,6 +5,7 @@
 #![forbid(unsafe_code)]
 
 mod inet;
+mod probe;
 mod rdma;
 
 use selftests::args::{self, Args};
@@ -34,6 +35,10 @@ Without a role, HOST=1 listens and any other HOST connects to the first of PEERS
   --tag WORD         repeated in each result line
   --timeout N        ACK timeout of the QPs, 4.096 us << N (default 14)
   --wait N           seconds without progress after which a test fails (default 30)
+  --telemetry MS     in write_bw, read_bw, send_bw and the rates: sleeps between completions, looks
+                     at the connection (metarocedv(7)) so often and adds to the result window_kb,
+                     inflight_kb and srtt_us of its good paths and share_mbit (0: no limit), means
+                     over time, and sent, resent, spurious, marked, cuts: what it counted
 
 The connecting end prints one line a test:
   RESULT test=write_bw dev=mroce0 size=65536 depth=16 qps=1 seconds=2.00 MiBps=... Mbps=... msgps=... cpu=...
@@ -67,6 +72,8 @@ pub struct Plan {
     pub timeout: u8,
     /// Patience.
     pub wait: Duration,
+    /// How often the leading end looks at its connection.
+    pub telemetry: Option<Duration>,
 }
 
 /// Values of a result line.
@@ -172,7 +179,9 @@ fn end(
     let tests = parse_tests(word());
     let mut micros = || Duration::from_micros(word().parse().unwrap_or(1));
     let (time, warmup) = (micros(), micros());
-    let plan = Plan { time, warmup, timeout: word().parse().unwrap_or(14), wait: given.wait };
+    let timeout = word().parse().unwrap_or(14);
+    let telemetry = given.telemetry.filter(|_| leads);
+    let plan = Plan { time, warmup, timeout, wait: given.wait, telemetry };
     let rounds: u64 = word().parse().unwrap_or(1);
     let name = match &channel {
         Channel::Device(ep) => ep.context.name.clone(),
@@ -231,6 +240,7 @@ fn main() {
         warmup: Duration::from_secs_f64(warmup),
         timeout: args.value("--timeout").unwrap_or(14),
         wait: Duration::from_secs(args.value("--wait").unwrap_or(30)),
+        telemetry: args.value("--telemetry").map(|ms: u64| Duration::from_millis(ms.max(1))),
     };
     let rounds = args.value("--rounds").unwrap_or(1);
     let tag = args.text("--tag").unwrap_or_default();

@@ -3,6 +3,7 @@
 
 #![forbid(unsafe_code)]
 
+use crate::probe::Probe;
 use crate::{bandwidth_values, latency_values, Plan, Test, Values, Watch};
 use selftests::endpoint::{Endpoint, Remote, Tuning, ALL_ACCESS};
 use selftests::sys;
@@ -24,25 +25,33 @@ struct Setup {
     qps: Vec<Arc<Qp>>,
     mr: Arc<Mr>,
     remote: Remote,
-    /// For receives, when the test waits for events.
+    /// Of the completions for which the test waits by events.
     channel: Option<Arc<Channel>>,
     /// Bytes of a slot of the region.
     slot: usize,
 }
 
+/// Completions for which a test waits by events; it polls for the others.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Events {
+    None,
+    Sends,
+    Receives,
+}
+
 /// QPs that share one CQ for sends and one for receives, and a region of `depth` slots twice:
 /// the first half is read from, the second written to.
-fn setup(ep: &Endpoint, plan: &Plan, test: &Test, depth: usize, events: bool) -> Result<Setup, String> {
+fn setup(ep: &Endpoint, plan: &Plan, test: &Test, depth: usize, events: Events) -> Result<Setup, String> {
     let entries = (depth * test.qps * 2 + 16) as u32;
     let channel = match events {
-        true => Some(ep.context.create_channel().map_err(|e| format!("create_comp_channel: {e}"))?),
-        false => None,
+        Events::None => None,
+        _ => Some(ep.context.create_channel().map_err(|e| format!("create_comp_channel: {e}"))?),
     };
-    let send_cq = ep.cq(entries).map_err(|e| format!("create_cq of {entries}: {e}"))?;
-    let receive_cq = ep
-        .context
-        .create_cq(entries, channel.as_ref())
-        .map_err(|e| format!("create_cq of {entries}: {e}"))?;
+    let cq = |of: Events| {
+        let channel = channel.as_ref().filter(|_| events == of);
+        ep.context.create_cq(entries, channel).map_err(|e| format!("create_cq of {entries}: {e}"))
+    };
+    let (send_cq, receive_cq) = (cq(Events::Sends)?, cq(Events::Receives)?);
     let mut qps = Vec::new();
     for _ in 0..test.qps {
         let wish = if test.size <= 64 { 64 } else { 0 };
@@ -82,7 +91,9 @@ pub fn run(ep: &Endpoint, plan: &Plan, test: &Test) -> Result<Values, String> {
 fn stream(ep: &Endpoint, plan: &Plan, test: &Test, opcode: u32) -> Result<Values, String> {
     let depth = test.depth;
     let sends = opcode == verbs::IBV_WR_SEND;
-    let s = setup(ep, plan, test, if sends { depth * 2 } else { depth }, false)?;
+    let mut probe = plan.telemetry.map(Probe::new).transpose()?;
+    let events = if probe.is_some() { Events::Sends } else { Events::None };
+    let s = setup(ep, plan, test, if sends { depth * 2 } else { depth }, events)?;
     let slots = s.mr.len / s.slot / 2;
     let far = slots * s.slot;
     if sends && !ep.leads {
@@ -149,6 +160,9 @@ fn stream(ep: &Endpoint, plan: &Plan, test: &Test, opcode: u32) -> Result<Values
     while flying > 0 {
         let n = cq.poll(&mut wcs).map_err(|e| e.to_string())?;
         if n == 0 {
+            if let Some(probe) = &mut probe {
+                probe.rest(cq, &s.qps[0])?;
+            }
             watch.idle("stream")?;
             continue;
         }
@@ -160,7 +174,12 @@ fn stream(ep: &Endpoint, plan: &Plan, test: &Test, opcode: u32) -> Result<Values
         moved = now;
         if !over {
             match from {
-                None if now.duration_since(begin) >= plan.warmup => from = Some((now, sys::cpu_time())),
+                None if now.duration_since(begin) >= plan.warmup => {
+                    from = Some((now, sys::cpu_time()));
+                    if let Some(probe) = &mut probe {
+                        probe.begin(&s.qps[0])?;
+                    }
+                }
                 None => {}
                 Some((at, used)) => {
                     done += n as u64 * batch as u64;
@@ -168,6 +187,9 @@ fn stream(ep: &Endpoint, plan: &Plan, test: &Test, opcode: u32) -> Result<Values
                     if now.duration_since(at) >= plan.time {
                         over = true;
                         cpu = sys::cpu_time() - used;
+                        if let Some(probe) = &mut probe {
+                            probe.end(&s.qps[0])?;
+                        }
                     }
                 }
             }
@@ -201,6 +223,7 @@ fn stream(ep: &Endpoint, plan: &Plan, test: &Test, opcode: u32) -> Result<Values
     let time = from.map_or(Duration::ZERO, |(at, _)| last.duration_since(at));
     let mut values = bandwidth_values(done as f64 * test.size as f64, done as f64, time, cpu);
     values.push(("gap_ms", gap.as_secs_f64() * 1e3));
+    values.extend(probe.iter().flat_map(Probe::values));
     Ok(values)
 }
 
@@ -233,7 +256,7 @@ fn swallow(_ep: &Endpoint, plan: &Plan, test: &Test, s: &Setup, slots: usize) ->
 
 /// Both ends write to each other in turn and poll the last byte.
 fn write_latency(ep: &Endpoint, plan: &Plan, test: &Test) -> Result<Values, String> {
-    let s = setup(ep, plan, test, 16, false)?;
+    let s = setup(ep, plan, test, 16, Events::None)?;
     let qp = &s.qps[0];
     let far = s.mr.len / 2;
     let inline = if test.size <= qp.cap.max_inline_data as usize { verbs::IBV_SEND_INLINE } else { 0 };
@@ -319,7 +342,8 @@ fn write_latency(ep: &Endpoint, plan: &Plan, test: &Test) -> Result<Values, Stri
 
 /// Both ends send to each other in turn.
 fn send_latency(ep: &Endpoint, plan: &Plan, test: &Test, events: bool) -> Result<Values, String> {
-    let s = setup(ep, plan, test, 16, events)?;
+    let wait = if events { Events::Receives } else { Events::None };
+    let s = setup(ep, plan, test, 16, wait)?;
     let qp = &s.qps[0];
     let far = s.mr.len / 2;
     let inline = if test.size <= qp.cap.max_inline_data as usize { verbs::IBV_SEND_INLINE } else { 0 };
@@ -406,7 +430,7 @@ fn send_latency(ep: &Endpoint, plan: &Plan, test: &Test, events: bool) -> Result
 
 /// One READ after the other.
 fn read_latency(ep: &Endpoint, plan: &Plan, test: &Test) -> Result<Values, String> {
-    let s = setup(ep, plan, test, 16, false)?;
+    let s = setup(ep, plan, test, 16, Events::None)?;
     let qp = &s.qps[0];
     ep.barrier("go").map_err(|e| e.to_string())?;
     let mut groups = Vec::new();
