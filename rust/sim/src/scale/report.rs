@@ -213,7 +213,7 @@ fn row(case: &Case, o: &Outcome) -> Row {
     let job = &s.job;
     let hosts = s.layout.hosts as f64;
     // What a host could receive of payload, at most.
-    let line = s.layout.rate * s.layout.planes as f64;
+    let line = s.layout.down_rate * s.layout.planes as f64;
     // Payload that a host receives in an iteration, or in the time that was measured.
     let n = hosts;
     let (bytes, time, receivers) = match job.kind {
@@ -264,7 +264,7 @@ fn row(case: &Case, o: &Outcome) -> Row {
         _ => "0".into(),
     };
     // When every sender has been told its part of the receiver's line, to a tenth.
-    let fair = line / 1000.0 / job.senders.max(1) as f64;
+    let fair = s.host.line / 1000.0 / job.senders.max(1) as f64;
     let settled = o.samples.iter().find(|s| {
         s.share_min != 0
             && f64::from(s.share_min) > fair * 0.85
