@@ -6,12 +6,12 @@
 # (qemu-test/run --hosts 1 --no-device); makes what it needs:
 #
 #     cp-1 eth0 --+             +-- cp-s1 --+
-#     ...         +-- up cp-e --+           +-- cp-l -- down -- eth0 cp-r      mtu 4200, routed
+#     ...         +-- up cp-e --+           +-- cp-l -- to-r -- eth0 cp-r      mtu 4200, routed
 #     cp-4 eth0 --+             +-- cp-s2 --+
 #     10.95.N.2                                             10.95.40.2
 #
-# A queue of 200 kB stands where the rate is limited: cp-l towards cp-r (tbf 200 Mbit/s, with RED in
-# the scenarios with marks), or cp-e towards the spines. A round trip of 2 ms is netem's on the way
+# A queue of 200 kB stands where the rate is limited: cp-l towards cp-r (tbf 40 Mbit/s, with RED in
+# the scenarios with marks), or cp-e towards the spines. A round trip of 20 ms is netem's on the way
 # back (cp-l), losses are netem's in both directions, ahead of the bottleneck. Hosts take trains of
 # packets apart as they leave (ethtool -K), as a network card would: queues, losses and marks are
 # those of packets, as in the simulator. Sizes have what Ethernet adds to a packet on the line (stab).
@@ -21,18 +21,18 @@ cd "$(dirname "$0")" || exit
 . ./lib.sh
 rounds=${1:-3}
 shift $(($# > 0))
-all=(drop-tail red-ecn loss-1 loss-5 two-drop-tail two-red-ecn incast-4-hint incast-4 spines-200-100)
+all=(drop-tail red-ecn loss-1 loss-5 two-drop-tail two-red-ecn incast-4 spines-40-20 incast-4-hint)
 scenarios=("${all[@]}")
 [ $# = 0 ] || scenarios=("$@")
-: "${SECONDS_WARM:=2}" "${SECONDS_MEASURED:=4}"
+: "${SECONDS_WARM:=5}" "${SECONDS_MEASURED:=10}"
 work=$(mktemp -d)
 table=$work/measured.csv
 columns=mbit_s,jain,window_kb,inflight_kb,srtt_us,share_mbit,resent_part,spurious_part,marked_part,cuts_s,faulty_part
 echo "scenario,$columns" >"$table"
 
-RATE=200mbit BURST=20000 LIMIT=200000 DELAY=2ms
+RATE=40mbit BURST=30000 LIMIT=200000 DELAY=20ms
 # Averages the queue with a weight of a half: follows it closely.
-RED="red limit $LIMIT min 40000 max 120000 avpkt 4238 burst 10 probability 0.1 bandwidth 200mbit ecn"
+RED="red limit $LIMIT min 40000 max 120000 avpkt 4238 burst 10 probability 0.1 bandwidth 40mbit ecn"
 # To what tc counts (the Ethernet header included): FCS, preamble, gap.
 LINE="stab overhead 24 linklayer ethernet"
 
@@ -53,9 +53,19 @@ ends() {
     ip -n "cp-$4" link set "$5" up
 }
 
-# up veth|tap: namespaces and links; the last one, to cp-r, is of that kind.
+# up veth|tap: namespaces and links; the last one, to cp-r, is of that kind. They stay for the next
+# scenario of that kind, without what it has done to them.
 up() {
     local n k
+    if [ "$(cat "$work/kind" 2>/dev/null)" = "$1" ]; then
+        for n in 1 2 3 4 r; do on "$n" rdma link delete "cp$n"; done
+        for k in "l to-r" "l up1" "l up2" "e up1" "e up2"; do
+            on "${k% *}" tc qdisc delete dev "${k#* }" root 2>/dev/null || :
+        done
+        spread 1
+        devices
+        return
+    fi
     down
     for n in 1 2 3 4 e s1 s2 l r; do
         ip netns add "cp-$n"
@@ -74,19 +84,25 @@ up() {
         for n in 1 2 3 4; do ip -n "cp-s$k" route add "10.95.$n.0/24" via "10.95.2$k.1"; done
     done
     if [ "$1" = veth ]; then
-        wire l down 10.95.40.1/24 r eth0 10.95.40.2/24
+        wire l to-r 10.95.40.1/24 r eth0 10.95.40.2/24
     else
-        mroce-tap cp-l/down cp-r/eth0 >"$work/tap" 2>&1 &
-        tap=$!
+        # In a namespace that is there: what is in it is killed at the end.
+        ip netns exec cp-r mroce-tap cp-l/to-r cp-r/eth0 >"$work/tap" 2>&1 &
         busywait 10 grep -qx up "$work/tap" || { cat "$work/tap"; return 1; }
-        ip -n cp-l link set down mtu 4200
+        ip -n cp-l link set to-r mtu 4200
         ip -n cp-r link set eth0 mtu 4200
         # The rate that the receiver divides among those that send.
-        on r ethtool -s eth0 speed 200 duplex full
-        ends l down 10.95.40.1/24 r eth0 10.95.40.2/24
+        on r ethtool -s eth0 speed 40 duplex full
+        ends l to-r 10.95.40.1/24 r eth0 10.95.40.2/24
     fi
     ip -n cp-r route add default via 10.95.40.1
     spread 1
+    devices
+    echo "$1" >"$work/kind"
+}
+# devices: new ones, which know nothing of the way.
+devices() {
+    local n
     for n in 1 2 3 4 r; do on "$n" rdma link add "cp$n" type "$KIND" netdev eth0; done
     for n in 1 2 3 4 r; do busywait 10 gid "$n"; done
     for n in 1 2 3 4; do busywait 10 on "$n" ping -c 1 -W 1 10.95.40.2; done
@@ -105,12 +121,11 @@ spread() {
 }
 down() {
     local n
+    rm -f "$work/kind"
     for n in $(spaces); do
         ip netns pids "cp-$n" | xargs -r kill -KILL 2>/dev/null
         on "$n" rdma link 2>/dev/null | sed -n 's,^link \([^/]*\)/.*,\1,p' | while read -r l; do on "$n" rdma link delete "$l"; done
     done
-    [ -z "${tap:-}" ] || { kill "$tap" && wait "$tap"; } 2>/dev/null
-    tap=
     for n in $(spaces); do ip netns delete "cp-$n"; done
     return 0
 }
@@ -127,12 +142,12 @@ gid() {
 # A line of 200 Mbit/s; what tbf holds stands in its own queue, or in RED's.
 bottleneck() {
     # shellcheck disable=SC2086
-    on l tc qdisc replace dev down root handle 1: $LINE tbf rate $RATE burst $BURST limit $LIMIT
+    on l tc qdisc replace dev to-r root handle 1: $LINE tbf rate $RATE burst $BURST limit $LIMIT
 }
 red() {
     bottleneck
     # shellcheck disable=SC2086
-    on l tc qdisc add dev down parent 1:1 handle 10: $RED
+    on l tc qdisc add dev to-r parent 1:1 handle 10: $RED
 }
 # way [NETEM-ARGUMENTS]: the way back takes its time; both directions are as the arguments say.
 way() {
@@ -163,7 +178,7 @@ traffic() {
         for n in $(seq 1 "$2"); do cat "$work/client$n" "$work/server$n"; done
         return 1
     fi
-    on l tc -s qdisc show dev down
+    on l tc -s qdisc show dev to-r
     for n in $(seq 1 "$2"); do cat "$work/client$n"; done >"$work/results"
     cat "$work/results"
     awk -v scenario="$1" -v before="$before" -v after="$(bytes e) $(bytes l)" '
@@ -190,7 +205,6 @@ traffic() {
 measure() {
     local round
     for round in $(seq 1 "$rounds"); do
-        # New devices: nothing is known of the way.
         case $scenario in *-hint) up tap ;; *) up veth ;; esac
         way
         case $scenario in
@@ -219,17 +233,16 @@ measure() {
                 bottleneck
                 traffic "$scenario" 4
                 ;;
-            spines-200-100)
+            spines-40-20)
                 spread 2
                 # shellcheck disable=SC2086
-                on e tc qdisc replace dev up1 root handle 1: $LINE tbf rate 200mbit burst $BURST limit $LIMIT
+                on e tc qdisc replace dev up1 root handle 1: $LINE tbf rate 40mbit burst $BURST limit $LIMIT
                 # shellcheck disable=SC2086
-                on e tc qdisc replace dev up2 root handle 1: $LINE tbf rate 100mbit burst $BURST limit $LIMIT
+                on e tc qdisc replace dev up2 root handle 1: $LINE tbf rate 20mbit burst $BURST limit $LIMIT
                 traffic "$scenario" 1
                 ;;
             *) echo "there is no scenario $scenario"; return 1 ;;
         esac
-        down
     done
 }
 

@@ -101,8 +101,8 @@ fn scenarios_of_the_module() {
     let text = include_str!("../sim/runs/module.toml");
     let set = [
         ("run.seed", "1"),
-        ("run.warm", "300ms"),
-        ("run.time", "300ms"),
+        ("run.warm", "1s"),
+        ("run.time", "2s"),
     ];
     let options = |against| Options {
         quiet: true,
@@ -122,13 +122,13 @@ fn scenarios_of_the_module() {
     let lost = of("loss-5").number("resent_part");
     assert!((0.035..0.075).contains(&lost), "{lost} of 0.05");
     let share = of("incast-4-hint").number("share_mbit");
-    assert!((45.0..55.0).contains(&share), "{share} of 200 Mbit/s");
+    assert!((9.0..11.0).contains(&share), "{share} of 40 Mbit/s");
     assert!(of("incast-4-hint").number("jain") > 0.99);
-    let slow = of("spines-200-100").number("faulty_part");
+    let slow = of("spines-40-20").number("faulty_part");
     assert!((0.28..0.38).contains(&slow), "{slow} of a third");
     for r in &rows {
         assert!(r.number("window_kb") > 20.0 && r.number("inflight_kb") > 10.0);
-        assert!(r.number("srtt_us") > 2000.0);
+        assert!(r.number("srtt_us") > 20_000.0);
     }
 
     // A module that does just the same agrees; one that is twice as fast does not.
