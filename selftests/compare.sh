@@ -11,7 +11,7 @@
 #     10.95.N.2                                             10.95.40.2
 #
 # A queue of 200 kB stands where the rate is limited: cp-l towards cp-r (tbf 40 Mbit/s, with RED in
-# the scenarios with marks), or cp-e towards the spines. A round trip of 20 ms is netem's on the way
+# the scenarios with marks), or cp-e towards the spines. A round trip of 10 ms is netem's on the way
 # back (cp-l), losses are netem's in both directions, ahead of the bottleneck. Hosts take trains of
 # packets apart as they leave (ethtool -K), as a network card would: queues, losses and marks are
 # those of packets, as in the simulator. Sizes have what Ethernet adds to a packet on the line (stab).
@@ -30,7 +30,7 @@ table=$work/measured.csv
 columns=mbit_s,jain,window_kb,inflight_kb,srtt_us,share_mbit,resent_part,spurious_part,marked_part,cuts_s,faulty_part
 echo "scenario,$columns" >"$table"
 
-RATE=40mbit BURST=30000 LIMIT=200000 DELAY=20ms
+RATE=40mbit BURST=30000 LIMIT=200000 DELAY=10ms
 # Averages the queue with a weight of a half: follows it closely.
 RED="red limit $LIMIT min 40000 max 120000 avpkt 4238 burst 10 probability 0.1 bandwidth 40mbit ecn"
 # To what tc counts (the Ethernet header included): FCS, preamble, gap.
@@ -87,12 +87,14 @@ up() {
         wire l to-r 10.95.40.1/24 r eth0 10.95.40.2/24
     else
         # In a namespace that is there: what is in it is killed at the end.
-        ip netns exec cp-r mroce-tap cp-l/to-r cp-r/eth0 >"$work/tap" 2>&1 &
+        ip netns exec cp-r mroce-tap cp-l/line cp-r/line >"$work/tap" 2>&1 &
         busywait 10 grep -qx up "$work/tap" || { cat "$work/tap"; return 1; }
-        ip -n cp-l link set to-r mtu 4200
-        ip -n cp-r link set eth0 mtu 4200
-        # The rate that the receiver divides among those that send.
-        on r ethtool -s eth0 speed 40 duplex full
+        for n in l:to-r r:eth0; do
+            ip -n "cp-${n%:*}" link set line up mtu 4204
+            ip -n "cp-${n%:*}" link add link line name "${n#*:}" mtu 4200 type vlan id 2
+        done
+        # The rate that the receiver divides among those that send: it believes that of a VLAN.
+        on r ethtool -s line speed 40 duplex full
         ends l to-r 10.95.40.1/24 r eth0 10.95.40.2/24
     fi
     ip -n cp-r route add default via 10.95.40.1

@@ -99,11 +99,7 @@ fn repeats_exactly() {
 #[test]
 fn scenarios_of_the_module() {
     let text = include_str!("../sim/runs/module.toml");
-    let set = [
-        ("run.seed", "1"),
-        ("run.warm", "1s"),
-        ("run.time", "2s"),
-    ];
+    let set = [("run.seed", "1"), ("run.warm", "1s"), ("run.time", "2s")];
     let options = |against| Options {
         quiet: true,
         set: set.map(|(k, v)| (k.into(), v.into())).to_vec(),
@@ -128,7 +124,7 @@ fn scenarios_of_the_module() {
     assert!((0.28..0.38).contains(&slow), "{slow} of a third");
     for r in &rows {
         assert!(r.number("window_kb") > 20.0 && r.number("inflight_kb") > 10.0);
-        assert!(r.number("srtt_us") > 20_000.0);
+        assert!(r.number("srtt_us") > 10_000.0);
     }
 
     // A module that does just the same agrees; one that is twice as fast does not.

@@ -55,8 +55,6 @@ pub(crate) struct HostSetup {
     pub(crate) records: u16,
     /// The receiver's share is told.
     pub(crate) hint: bool,
-    /// Rate that it divides, of all planes, bit/s.
-    pub(crate) line: f64,
     /// Packets that come within this time are handled together.
     pub(crate) batch: Ps,
     pub(crate) margin: Time,

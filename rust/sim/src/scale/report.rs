@@ -264,7 +264,7 @@ fn row(case: &Case, o: &Outcome) -> Row {
         _ => "0".into(),
     };
     // When every sender has been told its part of the receiver's line, to a tenth.
-    let fair = s.host.line / 1000.0 / job.senders.max(1) as f64;
+    let fair = line / 1000.0 / job.senders.max(1) as f64;
     let settled = o.samples.iter().find(|s| {
         s.share_min != 0
             && f64::from(s.share_min) > fair * 0.85

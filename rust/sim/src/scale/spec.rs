@@ -117,11 +117,6 @@ pub(crate) const KEYS: &[(&str, &str, &str)] = &[
         "metaroce: receivers divide their rate among the senders",
     ),
     (
-        "transport.line",
-        "0",
-        "metaroce: rate that receivers divide; 0: fabric.down_rate, of all planes",
-    ),
-    (
         "transport.batch",
         "500ns",
         "metaroce: hosts handle together what comes within",
@@ -402,10 +397,6 @@ fn setup(values: &[(String, String)], faults: &[&Section]) -> Result<Setup, Stri
         paths: num("transport.paths")? as u8,
         records: num("transport.records")? as u16,
         hint: flag("transport.hint")?,
-        line: match rat("transport.line")? {
-            0.0 => layout.down_rate * layout.planes as f64,
-            r => r,
-        },
         batch: tim("transport.batch")?,
         margin: tim("transport.margin")? / 1000,
         batching: tim("transport.batching")? / 1000,

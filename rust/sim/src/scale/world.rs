@@ -267,11 +267,11 @@ impl World {
         let mut models = None;
         match setup.transport {
             Transport::Metaroce => {
-                let parts = match setup.host.plane_by {
-                    PlaneBy::Core => setup.layout.planes,
-                    _ => 1,
+                let planes = match setup.host.plane_by {
+                    PlaneBy::Core => 1,
+                    _ => setup.layout.planes,
                 };
-                let kbit = setup.host.line / parts as f64 / 1000.0;
+                let kbit = setup.layout.down_rate * planes as f64 / 1000.0;
                 for h in 0..setup.layout.hosts {
                     ends.push(End::new(h as u32, setup.host, kbit as u32, 1024));
                 }
