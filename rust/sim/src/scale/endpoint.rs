@@ -57,6 +57,8 @@ pub(crate) struct HostSetup {
     pub(crate) hint: bool,
     /// Packets that come within this time are handled together.
     pub(crate) batch: Ps,
+    /// A host does nothing for so long, once in each second.
+    pub(crate) stall: Ps,
     pub(crate) margin: Time,
     /// Time that hosts need for batching, of which a share makes allowance.
     pub(crate) batching: Time,

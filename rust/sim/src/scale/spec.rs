@@ -122,6 +122,11 @@ pub(crate) const KEYS: &[(&str, &str, &str)] = &[
         "metaroce: hosts handle together what comes within",
     ),
     (
+        "transport.stall",
+        "0s",
+        "metaroce: hosts stand still for so long once a second, as on a machine that is busy",
+    ),
+    (
         "transport.margin",
         "50us",
         "metaroce: least margin of a verdict on silence",
@@ -398,6 +403,7 @@ fn setup(values: &[(String, String)], faults: &[&Section]) -> Result<Setup, Stri
         records: num("transport.records")? as u16,
         hint: flag("transport.hint")?,
         batch: tim("transport.batch")?,
+        stall: tim("transport.stall")?,
         margin: tim("transport.margin")? / 1000,
         batching: tim("transport.batching")? / 1000,
         pull: byt("transport.pull")? as u64,

@@ -5,7 +5,7 @@
 #![forbid(unsafe_code)]
 
 use super::endpoint::{End, HostSetup, PlaneBy};
-use super::fabric::{Fabric, Layout, Ps, ETHERNET, NS};
+use super::fabric::{mix, Fabric, Layout, Node, Ps, ETHERNET, NS};
 use super::model::{Model, ModelSetup, Models};
 use super::net::{Event, Net, Sums};
 use super::packet::Packets;
@@ -13,6 +13,8 @@ use super::queue::Queue;
 use super::traffic::{Job, Kind, Post, Traffic};
 use crate::Rng;
 use metaroce::proto::connection::{Connection, Health};
+
+const SECOND: Ps = 1_000_000_000 * NS;
 
 /// Who sends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -324,7 +326,35 @@ impl World {
         }
     }
 
+    /// When the host of an event goes on, if it stands still now. It does so in each second at a
+    /// moment that is random.
+    fn stalled(&self, event: Event) -> Option<Ps> {
+        let stall = self.setup.host.stall;
+        if stall == 0 || self.counted == 0 {
+            return None;
+        }
+        let f = &self.net.fabric;
+        let host = match event {
+            Event::Arrive { port, .. } => match f.ports[port as usize].to {
+                Node::Host(h) => h,
+                _ => return None,
+            },
+            Event::Batch { host } | Event::Timer { host, .. } => host,
+            Event::Nic { port } => port / f.layout.planes as u32,
+            _ => return None,
+        };
+        let period = self.net.now / SECOND;
+        let draw = mix(self.setup.seed ^ u64::from(host) << 48 ^ period);
+        let begin = period * SECOND + draw % SECOND.saturating_sub(stall).max(1);
+        let end = begin + stall;
+        (begin..end).contains(&self.net.now).then_some(end)
+    }
+
     fn handle(&mut self, event: Event) {
+        if let Some(end) = self.stalled(event) {
+            self.net.at(end, event);
+            return;
+        }
         let Self {
             net, ends, models, ..
         } = self;
