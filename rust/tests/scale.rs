@@ -158,3 +158,25 @@ fn scenarios_of_the_module() {
     }
     std::fs::remove_file(&path).expect("it was there");
 }
+
+/// Hosts that stand still for longer than a queue lasts still take its losses for what they are.
+#[test]
+fn halts_do_not_hide_full_queues() {
+    let text = include_str!("../sim/runs/module.toml");
+    let set = [
+        ("run.seed", "1"),
+        ("run.time", "5s"),
+        ("transport.stall", "100ms"),
+    ];
+    let options = Options {
+        quiet: true,
+        set: set.map(|(k, v)| (k.into(), v.into())).to_vec(),
+        ..Options::default()
+    };
+    let rows = run_file("halts", text, &options).expect("it runs");
+    for name in ["drop-tail", "two-drop-tail", "incast-4"] {
+        let row = rows.iter().find(|r| r.get("scenario") == Some(name));
+        let resent = row.expect("a row").number("resent_part");
+        assert!(resent < 0.05, "{name}: {resent} is sent again");
+    }
+}

@@ -35,8 +35,8 @@ const INITIAL_BYTES: u32 = 64 << 10;
 /// rates are those of lines.
 pub(crate) const LINE_OVERHEAD: u32 = 8 + 20 + 38;
 
-/// More lateness than this is not made up for by longer queues.
-const LATENESS_MAX: Time = 10_000_000;
+/// More lateness than this, in ns, is not made up for by longer queues, and does not explain any.
+pub(crate) const LATENESS_MAX: Time = 10_000_000;
 
 /// A window never gets lower. It is less than a packet: a path with an empty network may
 /// send one anyway, the sum of the windows limits the connection.

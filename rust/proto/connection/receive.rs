@@ -9,7 +9,9 @@ use super::{Connection, ConnectionState, Reply, LATENESS_SHIFT, TOMBSTONE_LIFE};
 use crate::proto::api::{
     Direction, Host, Opcode, Receive, RxInfo, StreamHeader, Time, DATA_OVERHEAD,
 };
-use crate::proto::congestion::{caution, share_window, slack, Context, LINE_OVERHEAD};
+use crate::proto::congestion::{
+    caution, share_window, slack, Context, LATENESS_MAX, LINE_OVERHEAD,
+};
 use crate::proto::path::{Acked, Arrival, Health, SendHalf, THRESHOLD_MAX};
 use crate::proto::stream::{BlockStatus, StreamBlock};
 use crate::proto::wire::{
@@ -462,7 +464,10 @@ impl Connection {
             .checked_div(plane_rate)
             .unwrap_or(0)
             .min(1_000_000);
-        let tolerance = (least / 4).max(lateness).max(batch);
+        // One long halt excuses queues for seconds, until it is forgotten: then nothing but the
+        // links' losses would hold the windows back.
+        let excused = lateness.min(LATENESS_MAX);
+        let tolerance = (least / 4).max(excused).max(batch);
         let queue = path.rtt.latest() > least.saturating_add(tolerance);
         path.window.acked(bytes, packets, &context);
         if queue {
