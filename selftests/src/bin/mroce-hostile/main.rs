@@ -379,7 +379,9 @@ fn flood(ep: &Endpoint, state: &State, spy: &mut Spy, sender: &mut Sender, optio
         after.log - before.log
     ));
     unharmed(&before, &after, state)?;
-    check!(sent > 1000 * options.seconds, "a flood of {sent} packets is none");
+    // Where nothing is judged, on kernels that check themselves, sending takes its time, too.
+    let flood = if options.least == 0 { 100 } else { 1000 };
+    check!(sent > flood * options.seconds, "a flood of {sent} packets is none");
     check!(after.slab < before.slab + 16 * 1024, "memory has grown by {} KiB", after.slab - before.slab);
     check!(left >= options.least as f64, "{left:.0} % of the rate are left, not {}", options.least);
     Ok(())
