@@ -19,10 +19,7 @@ PORT=4795                # UDP port of the transport
 # long run, where the caches of the kernel have reached their size (that takes some thirty
 # rounds, without any leak about 500 KiB): a leak of 4 KiB in each
 # round does not pass.
-# A kernel that checks itself books every object and keeps freed ones for a while; it looks for leaks
-# itself.
-case ${KERNEL:-} in *debug*) : "${TOLERANCE:=16384}" ;; *) : "${TOLERANCE:=1024}" ;; esac
-: "${TOLERANCE_HALF:=192}"
+: "${TOLERANCE:=$(slab_tolerance)}" "${TOLERANCE_HALF:=192}"
 : "${SEED:=$((EPOCHSECONDS % 30000))}"
 work=$(mktemp -d)
 

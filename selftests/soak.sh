@@ -14,10 +14,8 @@ cd "$(dirname "$0")" || exit
 . ./pair.sh so 10.93.0
 MINUTES=${1:-30}
 WARMUP=6                       # rounds
-# KiB by which unreclaimable slab may grow. A kernel that checks itself books every object and keeps
-# freed ones for a while; it looks for leaks itself.
 : "${SEED:=$((EPOCHSECONDS % 30000))}"
-case ${KERNEL:-} in *debug*) : "${TOLERANCE:=16384}" ;; *) : "${TOLERANCE:=1024}" ;; esac
+: "${TOLERANCE:=$(slab_tolerance)}" # KiB by which unreclaimable slab may grow
 work=$(mktemp -d)
 trap 'down; rm -rf "$work"' EXIT
 

@@ -7,26 +7,12 @@
 
 mod common;
 
-use common::{drain, hosts, pair, stream_writes, BASE, RKEY};
-use metaroce::proto::api::{ConnectionError, Event, Host, RxInfo, StreamId, Transmit};
+use common::{drain, hosts, pair, stream_writes, Nobody, BASE, RKEY};
+use metaroce::proto::api::{ConnectionError, Event, RxInfo, Transmit};
 use metaroce::proto::connection::{stateless_reply, Config, Connection, ConnectionState, Ids};
 use metaroce::proto::stream::{State, Stream, StreamAttr};
 use metaroce::proto::wire::{Body, HandshakeKey, Packet, CRC_OFFSET, HANDSHAKE_LEN};
 use metaroce_sim::{gid, write, Link, QpSetup, Rng, MS, S, US};
-
-struct Nobody;
-
-impl Host for Nobody {
-    fn bind_receive(&mut self, _: StreamId, _: u32) -> Option<u64> {
-        None
-    }
-    fn receives_posted(&mut self, _: StreamId) -> Option<u32> {
-        None
-    }
-    fn may_hold(&mut self, _: u32) -> bool {
-        true
-    }
-}
 
 fn end(me: usize, peer: usize) -> Connection {
     let mut cfg = Config::new(1500);

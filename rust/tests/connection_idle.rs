@@ -6,8 +6,8 @@
 
 mod common;
 
-use common::{drain, hosts, stream_writes, BASE, RKEY};
-use metaroce::proto::api::{Host, RxInfo, Status, StreamId, WrOp};
+use common::{drain, hosts, stream_writes, Nobody, BASE, RKEY};
+use metaroce::proto::api::{RxInfo, Status, WrOp};
 use metaroce::proto::connection::ConnectionState;
 use metaroce::proto::connection::ConnectionState::{Resting, Up};
 use metaroce::proto::wire::{Drop, Packet};
@@ -271,18 +271,6 @@ fn the_last_qp_leaves_one_that_rests() {
 /// than the receiver's changes nothing, one with the right id lets an idle end rest.
 #[test]
 fn a_close_for_another_id_changes_nothing() {
-    struct Nobody;
-    impl Host for Nobody {
-        fn bind_receive(&mut self, _: StreamId, _: u32) -> Option<u64> {
-            None
-        }
-        fn receives_posted(&mut self, _: StreamId) -> Option<u32> {
-            None
-        }
-        fn may_hold(&mut self, _: u32) -> bool {
-            false
-        }
-    }
     let (mut sim, a, b) = idlers(8);
     exchange(&mut sim, 0, [a, b]);
     sim.run_for(20 * MS);

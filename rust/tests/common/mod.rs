@@ -5,11 +5,26 @@
 #![forbid(unsafe_code)]
 #![allow(dead_code)] // not every test uses everything
 
-use metaroce::proto::api::{Status, Time};
+use metaroce::proto::api::{Host, Status, StreamId, Time};
 use metaroce_sim::{write, Link, Note, QpSetup, Sim, MS};
 
 pub const RKEY: u32 = 0x77;
 pub const BASE: u64 = 0x10_0000;
+
+/// A host without QPs.
+pub struct Nobody;
+
+impl Host for Nobody {
+    fn bind_receive(&mut self, _: StreamId, _: u32) -> Option<u64> {
+        None
+    }
+    fn receives_posted(&mut self, _: StreamId) -> Option<u32> {
+        None
+    }
+    fn may_hold(&mut self, _: u32) -> bool {
+        true
+    }
+}
 
 /// Two hosts with memory, and a QP pair whose connection is up.
 pub fn pair(seed: u64, link: &Link) -> (Sim, usize, usize) {
