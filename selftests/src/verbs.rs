@@ -1106,6 +1106,28 @@ pub struct Connect {
     pub traffic_class: u8,
 }
 
+impl Connect {
+    /// To the QP `qpn` of the same device, whose GID has the index `gid.0`: attributes that do for
+    /// requests of any kind, RNR retries without end.
+    pub fn to_own(qpn: u32, gid: (u32, [u8; 16]), mtu: u32) -> Self {
+        Connect {
+            qpn,
+            gid: gid.1,
+            gid_index: gid.0 as u8,
+            rq_psn: 7,
+            sq_psn: 7,
+            mtu,
+            rd_atomic: 4,
+            dest_rd_atomic: 4,
+            timeout: 14,
+            retry_cnt: 7,
+            rnr_retry: 7,
+            min_rnr_timer: 1,
+            traffic_class: 0,
+        }
+    }
+}
+
 impl Qp {
     /// RESET to INIT with the remote access flags `access`.
     pub fn init(&self, access: u32) -> io::Result<()> {

@@ -154,21 +154,7 @@ impl Rig {
     }
 
     fn connect(&self, to: &Qp) -> Connect {
-        Connect {
-            qpn: to.number,
-            gid: self.gid.1,
-            gid_index: self.gid.0 as u8,
-            rq_psn: 7,
-            sq_psn: 7,
-            mtu: self.mtu,
-            rd_atomic: 4,
-            dest_rd_atomic: 4,
-            timeout: 16,
-            retry_cnt: 7,
-            rnr_retry: 1,
-            min_rnr_timer: 1,
-            traffic_class: 0,
-        }
+        Connect { timeout: 16, rnr_retry: 1, ..Connect::to_own(to.number, self.gid, self.mtu) }
     }
 
     /// Two QPs of the device that are connected with each other.

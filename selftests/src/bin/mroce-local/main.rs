@@ -82,21 +82,7 @@ impl Rig {
 
     /// Connects a QP with the one of this device that has the number `to`.
     fn connect(&self, qp: &Qp, to: u32) -> io::Result<()> {
-        let connect = Connect {
-            qpn: to,
-            gid: self.gid.1,
-            gid_index: self.gid.0 as u8,
-            rq_psn: 7,
-            sq_psn: 7,
-            mtu: self.mtu,
-            rd_atomic: 4,
-            dest_rd_atomic: 4,
-            timeout: 14,
-            retry_cnt: 7,
-            rnr_retry: 7,
-            min_rnr_timer: 1,
-            traffic_class: 0,
-        };
+        let connect = Connect::to_own(to, self.gid, self.mtu);
         qp.init(ALL_ACCESS)?;
         qp.to_rtr(&connect)?;
         qp.to_rts(&connect)
